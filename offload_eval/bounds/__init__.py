@@ -1,0 +1,1 @@
+"""Pure arithmetic: KV footprint, budget, admission, traffic. No framework is imported."""

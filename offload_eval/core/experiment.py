@@ -1,0 +1,246 @@
+"""What the user asks for: an experiment, and the cells it expands into."""
+
+import hashlib
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from offload_eval.core.base import Strict
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+DeviceName = Literal["cpu", "cuda"]
+
+BITS_PER_VALUE = {"bfloat16": 16, "float16": 16, "float32": 32}
+
+
+class ModelSpec(Strict, frozen=True, kw_only=True):
+    """Where the model comes from. Exactly one of `source` and `config` is given."""
+
+    source: str | None = None
+    """Hub id, local folder, or GGUF file."""
+    config: str | None = None
+    """A config.json (or its folder) to build the model from; needs `weights: random`."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    revision: str | None = None
+    """Hub revision of `source`."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    attn_implementation: Annotated[str, Meta(min_length=1)] = "sdpa"
+    trust_remote_code: bool = False
+    """Runs code shipped with the model; only ever on when this file says so."""
+
+    @property
+    def location(self) -> str:
+        """The path or hub id, whichever form was given."""
+        return self.source or self.config or ""
+
+
+class BudgetSpec(Strict, frozen=True, kw_only=True):
+    """The device memory a deployment may use, and what of it the KV cache cannot have."""
+
+    device_bytes: PositiveInt
+    weights_bytes: PositiveInt | None = None
+    """None: counted from the model."""
+    runtime_bytes: NonNegativeInt = 0
+    """What lies outside the allocator: device context, library workspaces."""
+    reserve_bytes: NonNegativeInt = 0
+    """Headroom kept free on top of everything that is counted."""
+    enforce: bool = False
+    """Cap the run's allocations at `device_bytes - runtime_bytes`, so that a cell can run out of memory."""
+
+
+class PydocPrompt(Strict, frozen=True, kw_only=True, tag_field="kind", tag="pydoc"):
+    """English text that every Python carries: the standard library's pydoc topics."""
+
+
+class TextPrompt(Strict, frozen=True, kw_only=True, tag_field="kind", tag="text"):
+    """A UTF-8 text file."""
+
+    path: str
+
+
+class JsonlPrompt(Strict, frozen=True, kw_only=True, tag_field="kind", tag="jsonl"):
+    """One field of every line of a JSON Lines file, joined by blank lines."""
+
+    path: str
+    field: str = "text"
+
+
+class RandomPrompt(Strict, frozen=True, kw_only=True, tag_field="kind", tag="random"):
+    """Uniform random token ids, for models whose weights are random."""
+
+
+PromptSource = PydocPrompt | TextPrompt | JsonlPrompt | RandomPrompt
+
+
+class Workload(Strict, frozen=True, kw_only=True):
+    """One generation job. Lengths are exact and enforced: never truncated, never padded."""
+
+    name: Name | None = None
+    batch_size: PositiveInt = 1
+    prompt_tokens: PositiveInt
+    output_tokens: Annotated[int, Meta(ge=2)]
+    """At least two: TPOT is undefined for a single token."""
+    seed: NonNegativeInt = 0
+    """Where in the text the prompts start, or the random tokens' seed."""
+    prompt: PromptSource = msgspec.field(default_factory=PydocPrompt)
+
+    @property
+    def label(self) -> str:
+        """The name, or the three lengths."""
+        return self.name or f"b{self.batch_size}-p{self.prompt_tokens}-o{self.output_tokens}"
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens a session holds in its cache when generation ends; the last one is never cached."""
+        return self.prompt_tokens + self.output_tokens - 1
+
+
+class DynamicSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="dynamic"):
+    """transformers' DynamicCache: the whole KV cache on the device."""
+
+    kind: ClassVar[str] = "dynamic"
+    lossless: ClassVar[bool] = True
+    name: Name | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, or the kind."""
+        return self.name or self.kind
+
+
+class OffloadedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="offloaded"):
+    """transformers' own offloading: each layer's whole KV crosses the link both ways for each token."""
+
+    kind: ClassVar[str] = "offloaded"
+    lossless: ClassVar[bool] = True
+    name: Name | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, or the kind."""
+        return self.name or self.kind
+
+
+class StreamedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="streamed"):
+    """Ours: KV lives on the host, only new tokens are written back, layers are fetched ahead of use."""
+
+    kind: ClassVar[str] = "streamed"
+    lossless: ClassVar[bool] = True
+    name: Name | None = None
+    prefetch_layers: PositiveInt = 1
+    """Layers fetched ahead of the one that computes; the device holds one scratch layer more."""
+
+    @property
+    def label(self) -> str:
+        """The name, or the kind with what differs from the default."""
+        ahead = "" if self.prefetch_layers == 1 else f"-ahead{self.prefetch_layers}"
+        return self.name or self.kind + ahead
+
+
+class QuantizedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="quantized"):
+    """transformers' QuantizedCache, with upstream's option names. None leaves an option at upstream's default."""
+
+    kind: ClassVar[str] = "quantized"
+    lossless: ClassVar[bool] = False
+    name: Name | None = None
+    backend: Literal["quanto", "hqq", "fp8"]
+    nbits: PositiveInt | None = None
+    axis_key: int | None = None
+    axis_value: int | None = None
+    q_group_size: PositiveInt | None = None
+    residual_length: PositiveInt | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The group-wise options that were set, under upstream's names."""
+        names = ("nbits", "axis_key", "axis_value", "q_group_size", "residual_length")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def label(self) -> str:
+        """The name, or the backend with every option that was set."""
+        parts = [f"{name.replace('_', '')}{value}" for name, value in self.options.items() if name != "nbits"]
+        bits = [] if self.backend == "fp8" else [f"int{self.nbits or 4}"]
+        return self.name or "-".join([self.kind, self.backend, *bits, *parts])
+
+
+StrategySpec = DynamicSpec | OffloadedSpec | StreamedSpec | QuantizedSpec
+
+
+class MeasurementPlan(Strict, frozen=True, kw_only=True):
+    """How often each pass runs, and when a cell is given up. One pass is one full-length generate()."""
+
+    warmups: NonNegativeInt = 0
+    """Full-length runs before anything is timed, besides the fidelity pass, which warms up too."""
+    trials: PositiveInt = 3
+    memory_trials: NonNegativeInt = 1
+    transfer_trials: NonNegativeInt = 1
+    fidelity: bool = True
+    noise_floor_chunk_tokens: PositiveInt = 256
+    """The baseline is compared with itself prefilled in chunks of this size; smaller prompts are halved."""
+    cell_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
+
+
+class CpuSpec(Strict, frozen=True, kw_only=True):
+    """Knobs of the emulated device."""
+
+    compute_threads: PositiveInt | None = None
+    """None: cores minus one, which is the copy thread's."""
+    link_bytes_per_s: PositiveInt | None = None
+    """Paces every copy between the tiers to this bandwidth; None: as fast as memory copies."""
+
+
+class Experiment(Strict, frozen=True, kw_only=True):
+    """One experiment file."""
+
+    name: Name
+    question: str = ""
+    """What the report is to answer, in the reader's words."""
+    model: ModelSpec
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    cpu: CpuSpec = msgspec.field(default_factory=CpuSpec)
+    budget: BudgetSpec
+    workloads: Annotated[tuple[Workload, ...], Meta(min_length=1)]
+    strategies: Annotated[tuple[StrategySpec, ...], Meta(min_length=1)]
+    baseline: str = "dynamic"
+    """Label of the strategy whose tokens every other one is given."""
+    measurement: MeasurementPlan = msgspec.field(default_factory=MeasurementPlan)
+
+    @property
+    def baseline_strategy(self) -> StrategySpec:
+        """The strategy that `baseline` names."""
+        return next(strategy for strategy in self.strategies if strategy.label == self.baseline)
+
+
+class RunSpec(Strict, frozen=True, kw_only=True):
+    """One cell: everything that decides its result, and nothing else."""
+
+    experiment: str
+    model: ModelSpec
+    model_fingerprint: str
+    """Hash over the model's config and the names and sizes of its weight files."""
+    device: DeviceName
+    cpu: CpuSpec
+    budget: BudgetSpec
+    workload: Workload
+    strategy: StrategySpec
+    baseline: StrategySpec
+    measurement: MeasurementPlan
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this cell records the tokens the others are given."""
+        return self.strategy == self.baseline
+
+    @property
+    def label(self) -> str:
+        """Workload and strategy, for people."""
+        return f"{self.workload.label} / {self.strategy.label}"
+
+
+def content_hash(value: object) -> str:
+    """Sixteen hex digits over the canonical JSON of a value: equal content, equal hash."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]

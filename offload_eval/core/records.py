@@ -1,0 +1,131 @@
+"""What was seen and what is kept. Raw samples only: statistics are derived, never stored instead."""
+
+from typing import Literal
+
+import msgspec
+
+from offload_eval.core.base import Strict
+from offload_eval.core.experiment import RunSpec
+from offload_eval.core.machine import Machine
+from offload_eval.core.shape import ModelFacts
+
+SCHEMA_VERSION = 1
+
+Evidence = Literal["analytic", "traced", "emulated", "measured"]
+Status = Literal["ok", "oom", "unsupported", "timeout", "failed"]
+Phase = Literal["prefill", "decode"]
+Direction = Literal["h2d", "d2h"]
+
+
+class PhaseSample(Strict, frozen=True, kw_only=True):
+    """One phase of one trial. Prefill ends when the first token is on the host."""
+
+    peak_allocated_bytes: int | None = None
+    """Highest live device bytes, weights included."""
+    peak_reserved_bytes: int | None = None
+    """Highest bytes the allocator held from the device."""
+    peak_device_used_bytes: int | None = None
+    """Highest device-wide use seen at token boundaries: context, workspaces and other processes included."""
+    h2d_bytes: int | None = None
+    d2h_bytes: int | None = None
+    h2d_busy_s: float | None = None
+    """Time the link spent copying host to device."""
+    d2h_busy_s: float | None = None
+    exposed_transfer_s: float | None = None
+    """Time computation waited for copies."""
+
+
+class TrialSample(Strict, frozen=True, kw_only=True):
+    """One round through the passes. A pass that the round did not take leaves its fields None."""
+
+    ttft_s: float | None = None
+    """From the call of generate() to the first token on the host."""
+    inter_token_latencies_s: tuple[float, ...] | None = None
+    """Between consecutive tokens on the host; the first token's latency is not among them."""
+    e2e_latency_s: float | None = None
+    """From the call of generate() to the last token on the host."""
+    output_tokens: int | None = None
+    """Tokens generated for each session, counted from the result."""
+    prefill: PhaseSample = msgspec.field(default_factory=PhaseSample)
+    decode: PhaseSample = msgspec.field(default_factory=PhaseSample)
+    kv_cache_device_bytes: int | None = None
+    """Payload of the cache's tensors on the device when generation ends, scales and zero points included."""
+    kv_cache_host_bytes: int | None = None
+    peak_host_rss_bytes: int | None = None
+    """Highest resident set of the worker during the memory pass."""
+    pinned_requested_bytes: int | None = None
+    pinned_allocated_bytes: int | None = None
+    """What the pinned allocator took for the request; it rounds up."""
+    swap_in_bytes: int | None = None
+    """System-wide, during the timing pass."""
+    swap_out_bytes: int | None = None
+    num_alloc_retries: int | None = None
+
+
+class FidelitySample(Strict, frozen=True, kw_only=True):
+    """The strategy's logits against the baseline's on the same forced tokens, position by position.
+
+    For the baseline itself: against its own run, prefilled in chunks. That is the noise floor.
+    """
+
+    against: Literal["baseline", "chunked_prefill"]
+    kl_nats: tuple[float, ...]
+    """KL(baseline || strategy) at each output position, mean over the batch."""
+    max_kl_nats: float
+    """Highest over positions and sessions."""
+    top1_agreement_ratio: float
+    """Share of positions with the same most likely token."""
+    nll_change_nats: float
+    """Mean negative log likelihood of the forced tokens, strategy minus baseline."""
+    first_divergence_tokens: tuple[int | None, ...]
+    """Per session, the output position where free-running greedy decoding would first differ; None: nowhere."""
+    bit_equal: bool
+    """Whether every logit is identical."""
+    baseline_top1_margin_nats: float
+    """Smallest lead of the baseline's chosen token over its runner-up: how fragile top-1 is here."""
+
+
+class Failure(Strict, frozen=True, kw_only=True):
+    """Why a cell has no result."""
+
+    type: str
+    message: str
+    phase: str
+    """`support`, `load`, `prefill`, `decode`, or the name of the pass."""
+
+
+class Conditions(Strict, frozen=True, kw_only=True):
+    """The state of the worker around a cell."""
+
+    compute_threads: int | None = None
+    contention_ratio: float | None = None
+    """Wall over CPU time of a small parallel operation at the worker's start; 1.0: nobody else wants the cores."""
+    baseline_bytes: int | None = None
+    """Device bytes live before the cell: the weights."""
+    leaked_bytes: int | None = None
+    """Device bytes live after the cell beyond `baseline_bytes`."""
+    cap_bytes: int | None = None
+    """Enforced limit on allocations."""
+    generate_s: float | None = None
+    """Time inside generate(), all passes together."""
+    load_s: float | None = None
+    """Time this worker took to load the model; shared by all its cells."""
+
+
+class RunRecord(Strict, frozen=True, kw_only=True):
+    """One finished cell."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    """Hash of `spec`: what resume keys on."""
+    spec: RunSpec
+    machine: Machine
+    model: ModelFacts
+    evidence: Evidence
+    status: Status
+    failure: Failure | None = None
+    trials: tuple[TrialSample, ...] = ()
+    fidelity: FidelitySample | None = None
+    conditions: Conditions = msgspec.field(default_factory=Conditions)
+    started_at_utc: str
+    duration_s: float

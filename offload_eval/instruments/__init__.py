@@ -1,0 +1,1 @@
+"""What touches a device: the device protocol, its two implementations, ledgers and the environment."""
