@@ -1,0 +1,1 @@
+"""Judgement: pure functions over records. Nothing here measures, prints or writes."""

@@ -51,7 +51,6 @@ def _flat(machine: Machine) -> dict[str, object]:
     fields |= {f"versions.{name}": version for name, version in machine.versions.items()}
     if machine.accelerator is not None:
         fields |= {
-            f"accelerator.{name}": getattr(machine.accelerator, name)
-            for name in machine.accelerator.__struct_fields__
+            f"accelerator.{name}": getattr(machine.accelerator, name) for name in machine.accelerator.__struct_fields__
         }
     return fields

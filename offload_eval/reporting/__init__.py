@@ -1,0 +1,1 @@
+"""Tables, sentences and reports. Everything here is made from records alone."""

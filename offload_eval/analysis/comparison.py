@@ -1,0 +1,72 @@
+"""Each strategy beside the baseline of its workload."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from offload_eval.analysis.capacity import measured_sessions
+from offload_eval.analysis.cells import bytes_moved_per_token, latest_records, mean_kl_nats, merged_sample
+from offload_eval.analysis.statistics import median_of, summarize_throughput, summarize_tpot, summarize_ttft
+from offload_eval.core.judgement import Comparison
+from offload_eval.core.records import RunRecord
+
+
+def compare_with_baseline(records: Sequence[RunRecord]) -> tuple[Comparison, ...]:
+    """Compares every ok cell with the ok baseline of its workload.
+
+    Cells are paired only where nothing but the strategy differs: the rest of the spec, the machine and the
+    evidence are the same. A cell without such a baseline has no comparison.
+
+    Returns:
+        One comparison for each such pair, in the records' order; none for the baselines themselves.
+    """
+    finished = [record for record in latest_records(records) if record.status == "ok"]
+    pairs = ((record, _baseline_of(record, finished)) for record in finished if not record.spec.is_baseline)
+    return tuple(_compare(record, baseline) for record, baseline in pairs if baseline is not None)
+
+
+def _baseline_of(record: RunRecord, candidates: Sequence[RunRecord]) -> RunRecord | None:
+    wanted = msgspec.structs.replace(record.spec, strategy=record.spec.baseline)
+    for candidate in candidates:
+        comparable = candidate.evidence == record.evidence and not candidate.machine.differences(record.machine)
+        if comparable and candidate.spec == wanted:
+            return candidate
+    return None
+
+
+def _compare(record: RunRecord, baseline: RunRecord) -> Comparison:
+    mine, theirs = merged_sample(record), merged_sample(baseline)
+    return Comparison(
+        workload=record.spec.workload.label,
+        strategy=record.spec.strategy.label,
+        run_id=record.run_id,
+        baseline_run_id=baseline.run_id,
+        tpot_ratio=_ratio(median_of(summarize_tpot(record)), median_of(summarize_tpot(baseline))),
+        ttft_ratio=_ratio(median_of(summarize_ttft(record)), median_of(summarize_ttft(baseline))),
+        throughput_ratio=_ratio(median_of(summarize_throughput(record)), median_of(summarize_throughput(baseline))),
+        prefill_peak_saved_bytes=_less(theirs.prefill.peak_allocated_bytes, mine.prefill.peak_allocated_bytes),
+        decode_peak_saved_bytes=_less(theirs.decode.peak_allocated_bytes, mine.decode.peak_allocated_bytes),
+        kv_device_saved_bytes=_less(theirs.kv_cache_device_bytes, mine.kv_cache_device_bytes),
+        sessions_gained=_less(measured_sessions(record), measured_sessions(baseline)),
+        extra_bytes_moved_per_token=_extra_bytes_moved(record, baseline),
+        mean_kl_nats=_kl_against(record, "baseline"),
+        noise_floor_nats=_kl_against(baseline, "chunked_prefill"),
+    )
+
+
+def _extra_bytes_moved(record: RunRecord, baseline: RunRecord) -> float | None:
+    mine, theirs = bytes_moved_per_token(record), bytes_moved_per_token(baseline)
+    return None if mine is None or theirs is None else mine - theirs
+
+
+def _kl_against(record: RunRecord, reference: str) -> float | None:
+    compared = record.fidelity is not None and record.fidelity.against == reference
+    return mean_kl_nats(record) if compared else None
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None
+
+
+def _less(value: int | None, subtracted: int | None) -> int | None:
+    return None if value is None or subtracted is None else value - subtracted

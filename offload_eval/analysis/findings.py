@@ -1,0 +1,82 @@
+"""What the reader must know before trusting a number: every rule over every record."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from offload_eval.analysis import rules_bounds, rules_conditions, rules_fidelity, rules_outcomes
+from offload_eval.analysis.cells import latest_records
+from offload_eval.core.judgement import Finding
+from offload_eval.core.records import RunRecord
+
+CELL_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
+    rules_outcomes.check_outcome,
+    rules_bounds.check_kv_payload,
+    rules_bounds.check_measured_sessions,
+    rules_bounds.check_peak_holds_weights,
+    rules_bounds.check_bound_exists,
+    rules_fidelity.check_reference,
+    rules_fidelity.check_flush,
+    rules_fidelity.check_offload_race,
+    rules_conditions.check_contention,
+    rules_conditions.check_tpot_spread,
+    rules_conditions.check_leak,
+    rules_conditions.check_swap,
+    rules_conditions.check_alloc_retries,
+    rules_conditions.check_trials,
+    rules_conditions.check_memory_pass,
+)
+"""Rules that need one record."""
+
+DIRECTORY_RULES: Final[tuple[Callable[[Sequence[RunRecord]], list[Finding]], ...]] = (
+    rules_fidelity.check_lossless,
+    rules_bounds.check_peaks_against_baseline,
+    rules_outcomes.check_evidence,
+    rules_outcomes.check_machines,
+    rules_outcomes.check_specs,
+)
+"""Rules that need all of them."""
+
+_SEVERITY_ORDER: Final = {"error": 0, "warning": 1, "note": 2}
+_MOST_LABELS: Final = 3
+
+
+def find(records: Sequence[RunRecord]) -> tuple[Finding, ...]:
+    """Applies every rule to the last record of each cell.
+
+    A finding that several cells share word for word is given once, with all their run_ids. Each message
+    begins with the cells it speaks of.
+
+    Returns:
+        Findings, errors first; none for a directory without records.
+    """
+    cells = latest_records(records)
+    if not cells:
+        return ()
+    found = [finding for rule in CELL_RULES for record in cells if (finding := rule(record)) is not None]
+    found += [finding for rule in DIRECTORY_RULES for finding in rule(cells)]
+    labels = {record.run_id: record.spec.label for record in cells}
+    named = [_with_labels(finding, labels) for finding in _merged(found)]
+    return tuple(sorted(named, key=lambda finding: _SEVERITY_ORDER[finding.severity]))
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    shared: dict[tuple[str, str, str], Finding] = {}
+    for finding in findings:
+        key = (finding.code, finding.severity, finding.message)
+        run_ids = (*shared[key].run_ids, *finding.run_ids) if key in shared else finding.run_ids
+        shared[key] = msgspec.structs.replace(finding, run_ids=tuple(dict.fromkeys(run_ids)))
+    return list(shared.values())
+
+
+def _with_labels(finding: Finding, labels: dict[str, str]) -> Finding:
+    return msgspec.structs.replace(finding, message=f"{_named(finding.run_ids, labels)}: {finding.message}")
+
+
+def _named(run_ids: Sequence[str], labels: dict[str, str]) -> str:
+    if len(run_ids) == len(labels) > 1:
+        return f"all {len(run_ids)} cells"
+    if len(run_ids) > _MOST_LABELS:
+        return f"{len(run_ids)} cells"
+    return ", ".join(labels[run_id] for run_id in run_ids)

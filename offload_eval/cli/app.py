@@ -1,0 +1,145 @@
+"""The `offload-eval` command. A command's work is imported when it is called: `--help` is instant."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from offload_eval import __version__
+from offload_eval.errors import ExitCode, OffloadEvalError
+
+app = typer.Typer(
+    help="Measures what offloading or quantizing the KV cache buys, beside the analytic bound.",
+    epilog="Exit codes: 0 done; 1 a gate or a cell fell short; 2 bad input; 3 this environment cannot do it; "
+    "130 interrupted.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+class DeviceChoice(StrEnum):
+    """What `--device` takes."""
+
+    AUTO = "auto"
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+def main() -> None:
+    """Runs the command line and ends the process with the command's exit code."""
+    app(prog_name="offload-eval")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"offload-eval {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Reads the options that stand before a command."""
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path, typer.Argument(help="The experiment file.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for the records and the report.", show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the cells and their analytic bounds; measure nothing.")
+    ] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY.PATH=VALUE",
+            help="Replace one value of the file, as in workloads.0.batch_size=4. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[DeviceChoice | None, typer.Option(help="Replace the file's device.", show_default=False)] = None,
+    json_output: JsonOption = False,
+    allow_mismatch: Annotated[
+        bool,
+        typer.Option(
+            "--allow-mismatch",
+            help="With --resume: continue even though the experiment or the machine changed.",
+        ),
+    ] = False,
+) -> None:
+    """Measure each strategy on each workload of an experiment."""
+
+    def body() -> int:
+        from offload_eval.cli.run import run_command
+
+        return run_command(
+            experiment=experiment,
+            out=out,
+            resume=resume,
+            dry_run=dry_run,
+            overrides=overrides or [],
+            device=device.value if device else None,
+            json_output=json_output,
+            allow_mismatch=allow_mismatch,
+        )
+
+    _end(body)
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", show_default=False)],
+    json_output: JsonOption = False,
+) -> None:
+    """Write the report of a run again from its records; nothing is measured."""
+
+    def body() -> int:
+        from offload_eval.cli.report import report_command
+
+        return report_command(run_dir=run_dir, json_output=json_output)
+
+    _end(body)
+
+
+@app.command()
+def doctor(json_output: JsonOption = False) -> None:
+    """Check what this environment can measure, and say how to add what is missing."""
+
+    def body() -> int:
+        from offload_eval.cli.doctor import doctor_command
+
+        return doctor_command(json_output=json_output)
+
+    _end(body)
+
+
+def _end(body: Callable[[], int]) -> NoReturn:
+    """Ends a command with its exit code; a failure that the user can mend becomes one line."""
+    try:
+        code = body()
+    except OffloadEvalError as error:
+        from offload_eval.cli.console import print_error
+
+        print_error(str(error))
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    raise typer.Exit(int(code))

@@ -1,0 +1,40 @@
+"""Where output goes: results to standard output, progress and errors to standard error."""
+
+import os
+import sys
+from typing import Final, NoReturn
+
+from rich.console import Console
+
+PIPE_CLOSED: Final = 141
+"""Exit code when the reader of standard output went away, as a shell shows it for any tool."""
+
+
+class _PipeConsole(Console):
+    """Ends the process quietly when its reader has gone, as in `offload-eval report DIR | head`."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        self.quiet = True
+        # The interpreter flushes standard output once more at exit, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(PIPE_CLOSED)
+
+
+def result_console() -> Console:
+    """Returns the console for what was asked for."""
+    return _PipeConsole()
+
+
+def progress_console() -> Console:
+    """Returns the console for progress and errors, which never mixes with results."""
+    return _PipeConsole(stderr=True)
+
+
+def print_json(text: str) -> None:
+    """Writes a JSON document to standard output as it is: not wrapped, not colored."""
+    result_console().out(text, highlight=False)
+
+
+def print_error(message: str) -> None:
+    """Writes one line to standard error."""
+    progress_console().out(f"error: {' '.join(message.split())}", highlight=False)

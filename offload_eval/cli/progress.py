@@ -1,0 +1,68 @@
+"""Progress of a run on a terminal, with elapsed and remaining time; silent in a pipe."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from offload_eval.core.experiment import RunSpec
+from offload_eval.core.records import RunRecord
+from offload_eval.execution.messages import PassStarted
+from offload_eval.units import format_duration
+
+
+class RunProgress:
+    """Two bars: all cells, and the passes of the cell that runs."""
+
+    def __init__(self, progress: Progress, num_cells: int) -> None:
+        self._progress = progress
+        self._cells = progress.add_task("all cells", total=num_cells)
+        self._passes = progress.add_task("", total=None, visible=False)
+        self._label = ""
+
+    def cell_started(self, spec: RunSpec) -> None:
+        """Restarts the lower bar."""
+        self._label = escape(spec.label)
+        self._progress.reset(self._passes, description=f"{self._label}: loading", total=None, visible=True)
+
+    def pass_started(self, event: PassStarted) -> None:
+        """Moves the lower bar."""
+        self._progress.update(
+            self._passes, description=f"{self._label}: {event.name}", completed=event.index, total=event.total
+        )
+
+    def cell_finished(self, record: RunRecord) -> None:
+        """Moves the upper bar, and leaves a line for the cell."""
+        self._progress.advance(self._cells)
+        reason = "" if record.failure is None else f" ({escape(record.failure.message.splitlines()[0][:160])})"
+        self._progress.console.print(
+            f"{self._label}: {record.status} in {format_duration(record.duration_s)}{reason}", highlight=False
+        )
+
+
+@contextmanager
+def open_progress(console: Console, num_cells: int) -> Iterator[RunProgress]:
+    """Shows progress while the block runs."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("elapsed"),
+        TimeElapsedColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with progress:
+        yield RunProgress(progress, num_cells)

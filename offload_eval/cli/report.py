@@ -1,0 +1,54 @@
+"""`offload-eval report`: the report of a run, made again from its records."""
+
+from pathlib import Path
+
+import msgspec
+
+from offload_eval.cli.console import print_json, result_console
+from offload_eval.core.experiment import Experiment
+from offload_eval.core.records import RunRecord
+from offload_eval.errors import ExitCode, InputError
+from offload_eval.reporting.report import write_report
+from offload_eval.reporting.terminal import render_terminal
+from offload_eval.store.run_directory import RunDirectory
+
+
+def report_command(*, run_dir: Path, json_output: bool) -> int:
+    """Writes the report files of a run directory and prints the table, or JSON that says what was written.
+
+    Raises:
+        InputError: Not a run directory, a corrupt record, or no finished cell.
+    """
+    directory = RunDirectory.read(run_dir)
+    records = directory.records()
+    if not records:
+        raise InputError(f"{run_dir}: no cell has finished; continue with `offload-eval run --resume --out {run_dir}`")
+    show_report(run_dir, directory.experiment, records, json_output=json_output)
+    return ExitCode.DONE
+
+
+def show_report(run_dir: Path, experiment: Experiment, records: list[RunRecord], *, json_output: bool) -> None:
+    """Writes the report files into `run_dir` and prints the table, or JSON that says what was written."""
+    files = write_report(run_dir, experiment, records)
+    if json_output:
+        print_json(_summary(run_dir, records, files))
+        return
+    console = result_console()
+    console.print(render_terminal(experiment, records))
+    console.out(f"report: {files[0]}", highlight=False)
+
+
+def _summary(run_dir: Path, records: list[RunRecord], files: list[Path]) -> str:
+    cells = [
+        {
+            "run_id": record.run_id,
+            "workload": record.spec.workload.label,
+            "strategy": record.spec.strategy.label,
+            "status": record.status,
+            "evidence": record.evidence,
+            "failure": record.failure,
+        }
+        for record in records
+    ]
+    summary = {"run_dir": str(run_dir), "files": [str(file) for file in files], "cells": cells}
+    return msgspec.json.encode(summary).decode()

@@ -1,0 +1,183 @@
+"""`offload-eval run`: every cell of an experiment, then the report."""
+
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.box import SIMPLE
+from rich.table import Table
+
+from offload_eval.bounds.strategy_bound import strategy_bound
+from offload_eval.cli.console import print_json, progress_console, result_console
+from offload_eval.cli.progress import open_progress
+from offload_eval.core.experiment import Experiment, RunSpec, content_hash
+from offload_eval.core.judgement import Bound
+from offload_eval.core.records import RunRecord
+from offload_eval.errors import ExitCode, InputError
+from offload_eval.execution.launcher import preflight
+from offload_eval.execution.messages import Preflight
+from offload_eval.execution.session import Session, expand_cells
+from offload_eval.store.experiment_file import load_experiment
+from offload_eval.store.run_directory import RunDirectory
+from offload_eval.units import format_bytes
+
+_PREFLIGHT_TIMEOUT_S = 600.0
+_FELL_SHORT = ("failed", "timeout")
+
+
+def run_command(
+    *,
+    experiment: Path,
+    out: Path | None,
+    resume: bool,
+    dry_run: bool,
+    overrides: list[str],
+    device: str | None,
+    json_output: bool,
+    allow_mismatch: bool,
+) -> int:
+    """Runs an experiment file and writes its report.
+
+    Returns:
+        0 when every cell has its answer (`ok`, `oom` or `unsupported`), 1 when one failed or timed out.
+
+    Raises:
+        InputError: The file, an option or the run directory is wrong; nothing was run.
+        UnableError: This environment cannot run it.
+    """
+    if resume and out is None:
+        raise InputError("--resume needs --out, the directory of the run to continue")
+    asked = load_experiment(experiment, overrides, device)
+    checked = preflight(asked, _PREFLIGHT_TIMEOUT_S)
+    cells = expand_cells(asked, checked)
+    if dry_run:
+        _show_cells(cells, checked, json_output=json_output)
+        return ExitCode.DONE
+    path = out or _default_directory(asked)
+    opened = (
+        RunDirectory.resume(path, asked, checked.machine, allow_mismatch=allow_mismatch)
+        if resume
+        else RunDirectory.create(path, asked, checked.machine)
+    )
+    with opened as directory:
+        _run(asked, checked, directory, cells)
+        records = _records_of(cells, directory)
+    return _finish(directory, asked, records, json_output=json_output)
+
+
+def _run(experiment: Experiment, checked: Preflight, directory: RunDirectory, cells: list[RunSpec]) -> None:
+    finished = directory.finished_run_ids()
+    num_cells = sum(content_hash(spec) not in finished for spec in cells)
+    try:
+        with open_progress(progress_console(), num_cells) as progress:
+            Session(experiment, checked, directory, progress).run(cells)
+    except KeyboardInterrupt:
+        progress_console().print(
+            f"interrupted; the finished cells are kept: continue with --resume --out {shlex.quote(str(directory.path))}"
+        )
+        raise
+
+
+def _records_of(cells: list[RunSpec], directory: RunDirectory) -> list[RunRecord]:
+    wanted = {content_hash(spec) for spec in cells}
+    return [record for record in directory.records() if record.run_id in wanted]
+
+
+def _finish(directory: RunDirectory, experiment: Experiment, records: list[RunRecord], *, json_output: bool) -> int:
+    from offload_eval.reporting.report import write_report
+    from offload_eval.reporting.terminal import render_terminal
+
+    files = write_report(directory.path, experiment, records)
+    if json_output:
+        print_json(_summary(directory, records, files))
+    else:
+        console = result_console()
+        console.print(render_terminal(experiment, records))
+        console.print(f"report: {files[0]}", soft_wrap=True)
+    fell_short = any(record.status in _FELL_SHORT for record in records)
+    return ExitCode.FELL_SHORT if fell_short else ExitCode.DONE
+
+
+def _summary(directory: RunDirectory, records: list[RunRecord], files: list[Path]) -> str:
+    cells = [
+        {
+            "run_id": record.run_id,
+            "workload": record.spec.workload.label,
+            "strategy": record.spec.strategy.label,
+            "status": record.status,
+            "evidence": record.evidence,
+            "failure": record.failure,
+        }
+        for record in records
+    ]
+    summary = {"run_dir": str(directory.path), "files": [str(file) for file in files], "cells": cells}
+    return msgspec.json.encode(summary).decode()
+
+
+def _default_directory(experiment: Experiment) -> Path:
+    return Path("runs") / f"{experiment.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
+def _show_cells(cells: list[RunSpec], checked: Preflight, *, json_output: bool) -> None:
+    bounds = [_bound(spec, checked) for spec in cells]
+    if json_output:
+        rows = [
+            {"run_id": content_hash(spec), "spec": spec, "bound": bound, "refusal": _refusal(spec, checked)}
+            for spec, bound in zip(cells, bounds, strict=True)
+        ]
+        print_json(msgspec.json.encode({"device": checked.device, "model": checked.model, "cells": rows}).decode())
+        return
+    console = result_console()
+    console.print(_cells_table(cells, bounds, checked))
+    for note in _notes(checked):
+        console.out(note, highlight=False)
+
+
+def _cells_table(cells: list[RunSpec], bounds: list[Bound | None], checked: Preflight) -> Table:
+    table = Table(box=SIMPLE, title=f"{len(cells)} cells on {checked.device}; every number is analytic, an upper bound")
+    for name in ("workload", "strategy"):
+        table.add_column(name, overflow="fold")
+    for name in (
+        "device KV\nper session",
+        "host KV\nper session",
+        "H2D\nper step",
+        "D2H\nper step",
+        "sessions\nat most",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("runs\nhere", no_wrap=True)
+    for spec, bound in zip(cells, bounds, strict=True):
+        numbers = ["-"] * 5 if bound is None else _numbers(bound)
+        table.add_row(spec.workload.label, spec.strategy.label, *numbers, "no" if _refusal(spec, checked) else "yes")
+    return table
+
+
+def _notes(checked: Preflight) -> list[str]:
+    notes = [f"{label}: unsupported: {refusal}" for label, refusal in checked.refusals.items() if refusal]
+    if checked.model.shape_refusal:
+        notes.append(f"no analytic bound: {checked.model.shape_refusal}")
+    return notes
+
+
+def _numbers(bound: Bound) -> list[str]:
+    sizes = (
+        bound.kv_device_bytes_per_session,
+        bound.kv_host_bytes_per_session,
+        bound.h2d_bytes_per_step,
+        bound.d2h_bytes_per_step,
+    )
+    return [*map(format_bytes, sizes), f"{bound.sessions:,}"]
+
+
+def _refusal(spec: RunSpec, checked: Preflight) -> str | None:
+    return checked.refusals[spec.strategy.label]
+
+
+def _bound(spec: RunSpec, checked: Preflight) -> Bound | None:
+    shape = checked.model.shape
+    if shape is None:
+        return None
+    return strategy_bound(
+        shape, checked.model.weights_bytes, spec.model.dtype, spec.workload, spec.strategy, spec.budget
+    )

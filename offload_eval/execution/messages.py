@@ -1,0 +1,84 @@
+"""What the session and its processes say to each other. No framework is imported: the session needs none."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from offload_eval.core.experiment import CpuSpec, DeviceName, ModelSpec
+from offload_eval.core.machine import Machine
+from offload_eval.core.records import Conditions, Evidence, Failure, FidelitySample, Status, TrialSample
+from offload_eval.core.shape import ModelFacts
+from offload_eval.errors import OffloadEvalError
+
+TokenArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What the session needs to know before it starts a worker."""
+
+    device: DeviceName
+    evidence: Evidence
+    machine: Machine
+    model: ModelFacts
+    prompts: dict[str, TokenArray]
+    """Prompt tokens `[batch, prompt_tokens]` by workload label."""
+    refusals: dict[str, str | None]
+    """Why a strategy cannot run here, by strategy label; None where it can."""
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker needs before its first cell."""
+
+    model: ModelSpec
+    device: DeviceName
+    cpu: CpuSpec
+    compute_threads: int
+    reference_dir: Path
+    log_path: Path
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The model is loaded."""
+
+
+@dataclass(frozen=True)
+class PassStarted:
+    """A pass of the cell begins."""
+
+    name: str
+    index: int
+    total: int
+
+
+@dataclass(frozen=True)
+class LoadFailed:
+    """The model could not be loaded; no cell of this worker can run."""
+
+    type: str
+    message: str
+    out_of_memory: bool
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The process cannot go on; the error is the user's to read."""
+
+    error: OffloadEvalError
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What became of one cell; the session makes the record of it."""
+
+    status: Status
+    started_at_utc: str
+    duration_s: float
+    failure: Failure | None = None
+    trials: tuple[TrialSample, ...] = ()
+    fidelity: FidelitySample | None = None
+    conditions: Conditions = field(default_factory=Conditions)

@@ -1,0 +1,124 @@
+"""Loads a model, or only what is known of it, from any of the four kinds of source."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from offload_eval.bounds.model_shape import model_shape
+from offload_eval.core.experiment import ModelSpec
+from offload_eval.core.shape import ModelFacts
+from offload_eval.errors import InputError, UnknownModelStructureError
+
+_RANDOM_WEIGHTS_SEED = 0
+"""Every worker draws the same random weights, so that their logits can be compared."""
+
+
+def load_config(spec: ModelSpec) -> Any:
+    """Loads the model's config, class defaults filled in.
+
+    Raises:
+        InputError: The source has no config that transformers can read.
+    """
+    try:
+        if spec.config is not None:
+            return AutoConfig.from_pretrained(spec.config, trust_remote_code=spec.trust_remote_code)
+        return AutoConfig.from_pretrained(**_pretrained_arguments(spec))
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"model {spec.location}: no config that transformers can read: {_first_line(error)}"
+        ) from error
+
+
+def load_tokenizer(spec: ModelSpec) -> Any:
+    """Loads the tokenizer that belongs to a pretrained source.
+
+    Raises:
+        InputError: The source has none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(**_pretrained_arguments(spec))
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"model {spec.location}: no tokenizer: {_first_line(error)}") from error
+
+
+def load_model(spec: ModelSpec, device: torch.device) -> Any:
+    """Loads the model onto the device, ready to generate, with no generation defaults of its own."""
+    arguments: dict[str, Any] = {
+        "dtype": getattr(torch, spec.dtype),
+        "attn_implementation": spec.attn_implementation,
+        "trust_remote_code": spec.trust_remote_code,
+    }
+    if spec.weights == "random":
+        torch.manual_seed(_RANDOM_WEIGHTS_SEED)
+        with device:
+            model = AutoModelForCausalLM.from_config(load_config(spec), **arguments)
+    else:
+        if _is_gguf(spec):
+            # Without it the weights would stay in GGUF blocks.
+            arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        model = AutoModelForCausalLM.from_pretrained(**(_pretrained_arguments(spec) | arguments), device_map=device)
+    model.generation_config = GenerationConfig()
+    return model.eval()
+
+
+def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
+    """Learns what is known before any weight is loaded; the model is built without data to count its bytes."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, spec.dtype), trust_remote_code=spec.trust_remote_code
+        )
+    tensors = (*model.parameters(), *model.buffers())
+    text = config.get_text_config(decoder=True)
+    shape, refusal = None, None
+    try:
+        shape = model_shape(text.to_dict())
+    except UnknownModelStructureError as error:
+        refusal = str(error)
+    return ModelFacts(
+        fingerprint=_fingerprint(spec, config),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        weights_bytes=sum(tensor.nbytes for tensor in tensors),
+        shape=shape,
+        shape_refusal=refusal,
+        context_tokens=getattr(text, "max_position_embeddings", None),
+        vocab_size=text.vocab_size,
+    )
+
+
+def _pretrained_arguments(spec: ModelSpec) -> dict[str, Any]:
+    assert spec.source is not None
+    arguments: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code}
+    if _is_gguf(spec):
+        path = Path(spec.source)
+        return arguments | {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    if spec.revision is not None:
+        arguments["revision"] = spec.revision
+    return arguments | {"pretrained_model_name_or_path": spec.source}
+
+
+def _is_gguf(spec: ModelSpec) -> bool:
+    return spec.source is not None and spec.source.endswith(".gguf")
+
+
+def _fingerprint(spec: ModelSpec, config: Any) -> str:
+    """Sixteen hex digits over the config and the names and sizes of local weight files."""
+    content = {
+        key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "transformers_version")
+    }
+    parts = [json.dumps(content, sort_keys=True, default=str), spec.weights, spec.revision or ""]
+    parts.append(str(getattr(config, "_commit_hash", None)))
+    source = Path(spec.source) if spec.source is not None else None
+    if source is not None and source.exists():
+        files = [source] if source.is_file() else sorted(source.glob("*.safetensors"))
+        parts += [f"{file.name}:{file.stat().st_size}" for file in files]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,163 @@
+"""The passes of a cell: each is one full-length generate() with one kind of instrument attached."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from transformers import LogitsProcessor
+
+from offload_eval.core.experiment import RunSpec
+from offload_eval.core.records import FidelitySample, PhaseSample, TrialSample
+from offload_eval.execution.fidelity import FidelityMeter, ForcedTokens, LogitsRecorder
+from offload_eval.execution.generation import TokenClock, generate
+from offload_eval.execution.reference import ReferenceFiles
+from offload_eval.instruments.device import Device, Link
+from offload_eval.instruments.host_memory import HostMemoryMeter
+from offload_eval.strategies.base import CacheStrategy, kv_payload_bytes
+
+
+@dataclass
+class CellRun:
+    """A loaded model, one cell's spec and what its passes share."""
+
+    model: Any
+    device: Device
+    strategy: CacheStrategy
+    spec: RunSpec
+    prompt_BN: torch.Tensor
+    tokens_BN: torch.Tensor | None
+    """The baseline's tokens; None where it has recorded none, and the strategy runs on its own."""
+    files: ReferenceFiles
+    clock: TokenClock = field(default_factory=TokenClock)
+    """The clock of the pass that runs, or ran last."""
+    generate_s: float = 0.0
+    """Time inside generate(), all passes together."""
+
+    def forced(self) -> list[LogitsProcessor]:
+        """The processor that forces the baseline's tokens, if there are any."""
+        return [] if self.tokens_BN is None else [ForcedTokens(self.tokens_BN)]
+
+    def generate(
+        self,
+        link: Link,
+        clock: TokenClock,
+        processors: list[LogitsProcessor],
+        prefill_chunk_tokens: int | None = None,
+    ) -> tuple[torch.Tensor, Any]:
+        """Builds a fresh cache, fills it with one generate(), and returns the tokens and the cache."""
+        workload = self.spec.workload
+        cache = self.strategy.build_cache(self.model.config, link, workload.cached_tokens)
+        self.clock = clock
+        started = time.perf_counter()
+        try:
+            tokens_BN = generate(
+                self.model,
+                self.prompt_BN,
+                cache,
+                workload.output_tokens,
+                clock,
+                processors,
+                prefill_chunk_tokens,
+            )
+            self.device.synchronize()
+        finally:
+            self.generate_s += time.perf_counter() - started
+        return tokens_BN, cache
+
+
+def warm_up(run: CellRun) -> None:
+    """One full-length run with nothing attached."""
+    with run.device.open_link(timed=False) as link:
+        run.generate(link, TokenClock(), run.forced())
+
+
+def record_reference(run: CellRun) -> None:
+    """Runs the baseline freely, keeps its tokens and logits on disk, and forces the tokens from here on."""
+    workload = run.spec.workload
+    shape_NBV = (workload.output_tokens, workload.batch_size, _vocab_size(run))
+    with run.device.open_link(timed=False) as link:
+        tokens_BN, _ = run.generate(link, TokenClock(), [LogitsRecorder(run.files.create_logits(shape_NBV))])
+    run.files.save_tokens(tokens_BN.cpu().numpy())
+    run.tokens_BN = tokens_BN
+
+
+def measure_fidelity(run: CellRun, prefill_chunk_tokens: int | None = None) -> FidelitySample:
+    """Compares the strategy's logits with the baseline's on the baseline's tokens."""
+    assert run.tokens_BN is not None
+    meter = FidelityMeter(run.files.open_logits(), run.tokens_BN)
+    with run.device.open_link(timed=False) as link:
+        run.generate(link, TokenClock(), [meter, *run.forced()], prefill_chunk_tokens)
+    return meter.sample("baseline" if prefill_chunk_tokens is None else "chunked_prefill")
+
+
+def measure_timing(run: CellRun, trial: TrialSample) -> TrialSample:
+    """Times every token; nothing else is attached but the swap counters, which are read before and after."""
+    with run.device.open_link(timed=False) as link:
+        run.device.synchronize()
+        with HostMemoryMeter() as host:
+            tokens_BN, _ = run.generate(link, TokenClock(), run.forced())
+    return msgspec.structs.replace(
+        trial,
+        ttft_s=run.clock.ttft_s,
+        inter_token_latencies_s=run.clock.inter_token_latencies_s,
+        e2e_latency_s=run.clock.e2e_latency_s,
+        output_tokens=tokens_BN.shape[1],
+        swap_in_bytes=host.swap_in_bytes,
+        swap_out_bytes=host.swap_out_bytes,
+    )
+
+
+def measure_memory(run: CellRun, trial: TrialSample) -> TrialSample:
+    """Peaks by phase and the cache's payload; a streamed or offloaded cache's bytes over the link as well."""
+    with run.device.open_link(timed=False) as link, HostMemoryMeter() as host:
+        with run.device.measure_memory() as meter:
+
+            def begin_decode() -> None:
+                meter.begin_decode()
+                link.log.phase = "decode"
+
+            _, cache = run.generate(link, TokenClock(begin_decode, meter.observe), run.forced())
+        payload = kv_payload_bytes(cache, run.device.tier_of)
+        pinned_requested, pinned_allocated = run.device.pinned_bytes()
+    return msgspec.structs.replace(
+        trial,
+        prefill=_merged(trial.prefill, meter.sample("prefill"), link.log.sample("prefill")),
+        decode=_merged(trial.decode, meter.sample("decode"), link.log.sample("decode")),
+        kv_cache_device_bytes=payload["device"],
+        kv_cache_host_bytes=payload["host"],
+        peak_host_rss_bytes=host.peak_host_rss_bytes,
+        pinned_requested_bytes=pinned_requested,
+        pinned_allocated_bytes=pinned_allocated,
+        num_alloc_retries=meter.num_alloc_retries,
+    )
+
+
+def measure_transfer(run: CellRun, trial: TrialSample) -> TrialSample:
+    """Times every copy, and every wait of computation for one."""
+    with run.device.open_link(timed=True) as link:
+
+        def begin_decode() -> None:
+            link.log.phase = "decode"
+
+        run.generate(link, TokenClock(begin_decode), run.forced())
+    return msgspec.structs.replace(
+        trial,
+        prefill=_merged(trial.prefill, link.log.sample("prefill")),
+        decode=_merged(trial.decode, link.log.sample("decode")),
+    )
+
+
+def _merged(*samples: PhaseSample) -> PhaseSample:
+    """Later samples fill in or replace what they measured."""
+    merged = samples[0]
+    for sample in samples[1:]:
+        measured = {name: value for name in sample.__struct_fields__ if (value := getattr(sample, name)) is not None}
+        merged = msgspec.structs.replace(merged, **measured)
+    return merged
+
+
+def _vocab_size(run: CellRun) -> int:
+    """Width of the logits: the output embedding's rows, which may be padded past the vocabulary."""
+    return int(run.model.get_output_embeddings().weight.shape[0])

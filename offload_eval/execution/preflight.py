@@ -1,0 +1,30 @@
+"""Everything that can be refused before a model is loaded, in one process that touches no weights."""
+
+from offload_eval.core.experiment import Experiment
+from offload_eval.execution.devices import resolve_device
+from offload_eval.execution.messages import Preflight
+from offload_eval.execution.model_loading import load_config, read_model_facts
+from offload_eval.execution.prompts import prepare_prompts
+from offload_eval.instruments.environment import read_machine
+from offload_eval.strategies.registry import load_strategy
+
+
+def run_preflight(experiment: Experiment) -> Preflight:
+    """Resolves the device and checks model, prompts and strategies.
+
+    Raises:
+        InputError: The model, a text or a length is wrong.
+        UnableError: The device asked for is not there.
+    """
+    device = resolve_device(experiment.device)
+    config = load_config(experiment.model)
+    model = read_model_facts(experiment.model, config)
+    refusals = {strategy.label: load_strategy(strategy).refusal(device, config) for strategy in experiment.strategies}
+    return Preflight(
+        device=device,
+        evidence="measured" if device == "cuda" else "emulated",
+        machine=read_machine(with_accelerator=device == "cuda"),
+        model=model,
+        prompts=prepare_prompts(experiment, model),
+        refusals=refusals,
+    )

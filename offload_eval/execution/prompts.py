@@ -1,0 +1,112 @@
+"""The exact prompt tokens of every workload, or a refusal before anything runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offload_eval.core.experiment import (
+    Experiment,
+    JsonlPrompt,
+    PromptSource,
+    PydocPrompt,
+    RandomPrompt,
+    TextPrompt,
+    Workload,
+)
+from offload_eval.core.shape import ModelFacts
+from offload_eval.errors import InputError
+from offload_eval.execution.messages import TokenArray
+from offload_eval.execution.model_loading import load_tokenizer
+
+
+def prepare_prompts(experiment: Experiment, model: ModelFacts) -> dict[str, TokenArray]:
+    """Builds `[batch, prompt_tokens]` token ids for every workload, keyed by its label.
+
+    Text is tokenized once, without special tokens, and cut into one piece for each session; the pieces of one
+    batch never overlap.
+
+    Raises:
+        InputError: A workload is longer than the model's context, or needs more tokens than the text has.
+    """
+    for index, workload in enumerate(experiment.workloads):
+        _check_context(index, workload, model)
+    texts: dict[PromptSource, TokenArray] = {}
+    tokenizer = None
+    prompts = {}
+    for index, workload in enumerate(experiment.workloads):
+        if isinstance(workload.prompt, RandomPrompt):
+            prompts[workload.label] = _random_tokens(workload, model.vocab_size)
+            continue
+        if workload.prompt not in texts:
+            tokenizer = tokenizer or load_tokenizer(experiment.model)
+            texts[workload.prompt] = _tokenize(tokenizer, read_text(workload.prompt))
+        prompts[workload.label] = _cut(index, workload, texts[workload.prompt])
+    return prompts
+
+
+def read_text(source: PromptSource) -> str:
+    """Reads the text of a prompt source.
+
+    Raises:
+        InputError: The file is not UTF-8, or a line of it is not JSON with the field asked for.
+    """
+    match source:
+        case TextPrompt(path=path):
+            return _read_utf8(path)
+        case JsonlPrompt(path=path, field=field):
+            lines = enumerate(_read_utf8(path).splitlines(), start=1)
+            return "\n\n".join(_jsonl_field(path, number, line, field) for number, line in lines if line.strip())
+        case PydocPrompt():
+            from pydoc_data.topics import topics  # half a megabyte, and only here
+
+            return "\n".join(topics[name] for name in sorted(topics))
+        case _:
+            raise AssertionError(source)
+
+
+def _read_utf8(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"prompt text {path}: {error}") from error
+
+
+def _jsonl_field(path: str, number: int, line: str, field: str) -> str:
+    try:
+        value = json.loads(line)[field]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"prompt text {path}, line {number}: no field {field!r} in a JSON object: {error}") from error
+    if not isinstance(value, str):
+        raise InputError(f"prompt text {path}, line {number}: {field} is {value!r}; allowed: a string")
+    return value
+
+
+def _tokenize(tokenizer: Any, text: str) -> TokenArray:
+    return np.asarray(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
+
+
+def _check_context(index: int, workload: Workload, model: ModelFacts) -> None:
+    total_tokens = workload.prompt_tokens + workload.output_tokens
+    if model.context_tokens is not None and total_tokens > model.context_tokens:
+        raise InputError(
+            f"workloads[{index}] ({workload.label}): prompt_tokens + output_tokens = {total_tokens:,}; allowed: at "
+            f"most {model.context_tokens:,}, the model's context. Nothing is truncated."
+        )
+
+
+def _random_tokens(workload: Workload, vocab_size: int) -> TokenArray:
+    generator = np.random.default_rng(workload.seed)
+    return generator.integers(vocab_size, size=(workload.batch_size, workload.prompt_tokens), dtype=np.int64)
+
+
+def _cut(index: int, workload: Workload, tokens: TokenArray) -> TokenArray:
+    needed = workload.batch_size * workload.prompt_tokens
+    if needed > len(tokens):
+        raise InputError(
+            f"workloads[{index}] ({workload.label}): batch_size * prompt_tokens = {needed:,}; allowed: at most "
+            f"{len(tokens):,}, the tokens of its text. Nothing is repeated."
+        )
+    start = workload.seed * needed % (len(tokens) - needed + 1)
+    return tokens[start : start + needed].reshape(workload.batch_size, workload.prompt_tokens)

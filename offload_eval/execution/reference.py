@@ -1,0 +1,53 @@
+"""The baseline's tokens and logits of one workload, on disk, where every worker can read them.
+
+No framework is imported: the session writes prompts without one.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from offload_eval.execution.messages import TokenArray
+
+
+class ReferenceFiles:
+    """One workload's prompt, reference tokens and reference logits."""
+
+    def __init__(self, directory: Path, workload_label: str) -> None:
+        self.prompt = directory / f"{workload_label}.prompt.npy"
+        self.tokens = directory / f"{workload_label}.tokens.npy"
+        self.logits = directory / f"{workload_label}.logits.npy"
+
+    def load_prompt(self) -> TokenArray:
+        """The prompt `[batch, prompt_tokens]`."""
+        return _load_tokens(self.prompt)
+
+    def load_tokens(self) -> TokenArray | None:
+        """The reference tokens `[batch, output_tokens]`; None where the baseline has recorded none."""
+        return _load_tokens(self.tokens) if self.tokens.exists() else None
+
+    def open_logits(self) -> npt.NDArray[np.float32]:
+        """The reference logits `[output_tokens, batch, vocab]`, mapped from disk."""
+        logits: npt.NDArray[np.float32] = np.load(self.logits, mmap_mode="r")
+        return logits
+
+    def create_logits(self, shape_NBV: tuple[int, int, int]) -> npt.NDArray[np.float32]:
+        """A file of that shape, mapped for writing; the tokens of an older reference go first."""
+        self.tokens.unlink(missing_ok=True)
+        return np.lib.format.open_memmap(self.logits, mode="w+", dtype=np.float32, shape=shape_NBV)
+
+    def save_tokens(self, tokens: TokenArray) -> None:
+        """Writes the tokens, last of all: a reference whose tokens exist is complete."""
+        partial = self.tokens.with_suffix(".partial.npy")
+        np.save(partial, tokens)
+        partial.replace(self.tokens)
+
+    def drop_logits(self) -> None:
+        """Removes the logits, which are large and serve no finished run."""
+        self.logits.unlink(missing_ok=True)
+
+
+def _load_tokens(path: Path) -> TokenArray:
+    tokens: TokenArray = np.load(path)
+    return tokens

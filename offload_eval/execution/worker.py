@@ -1,0 +1,86 @@
+"""The process that runs one strategy's cells: it loads the model once and answers one cell at a time."""
+
+import ctypes
+import os
+import signal
+import sys
+import sysconfig
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from offload_eval.core.experiment import Experiment, RunSpec
+from offload_eval.core.records import Conditions
+from offload_eval.errors import OffloadEvalError, UnableError
+from offload_eval.execution.messages import LoadFailed, PassStarted, Ready, Refused, WorkerSetup
+
+_PR_SET_PDEATHSIG = 1
+
+
+def preflight_main(connection: Connection, experiment: Experiment, log_path: Path | None) -> None:
+    """Body of the process that checks an experiment; sends a Preflight or a Refused."""
+    _become_worker(log_path)
+    from offload_eval.execution.preflight import run_preflight
+
+    try:
+        connection.send(run_preflight(experiment))
+    except OffloadEvalError as error:
+        connection.send(Refused(error))
+    except Exception as error:  # upstream's refusals come in every type; the user needs its words, not its frames
+        connection.send(Refused(UnableError(f"model {experiment.model.location}: {type(error).__name__}: {error}")))
+
+
+def worker_main(connection: Connection, setup: WorkerSetup) -> None:
+    """Body of a worker; answers every RunSpec with a CellResult until the connection closes."""
+    _become_worker(setup.log_path)
+    import torch
+
+    from offload_eval.execution.cell import measure_cell
+    from offload_eval.execution.devices import open_device
+    from offload_eval.execution.model_loading import load_model
+    from offload_eval.instruments.contention import measure_contention
+
+    contention_ratio = measure_contention()
+    torch.set_num_threads(setup.compute_threads)
+    device = open_device(setup.device, setup.cpu)
+    started = time.perf_counter()
+    try:
+        model = load_model(setup.model, device.torch_device)
+    except Exception as error:
+        out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        connection.send(LoadFailed(type(error).__name__, str(error).strip()[:2000], out_of_memory))
+        return
+    device.adopt(model)
+    conditions = Conditions(
+        compute_threads=setup.compute_threads,
+        contention_ratio=contention_ratio,
+        load_s=time.perf_counter() - started,
+    )
+    connection.send(Ready())
+
+    def report(name: str, index: int, total: int) -> None:
+        connection.send(PassStarted(name, index, total))
+
+    while True:
+        try:
+            spec: RunSpec = connection.recv()
+        except EOFError:
+            return
+        connection.send(measure_cell(spec, model, device, setup.reference_dir, conditions, report))
+
+
+def _become_worker(log_path: Path | None) -> None:
+    """Ties this process's life to its parent's, and keeps upstream's output out of the terminal."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session decides what an interrupt ends
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)  # the parent died before the line above took hold
+    log = os.open(log_path or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    # Upstream's quantizers look for ninja on the PATH; pip puts it beside the interpreter.
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()

@@ -1,0 +1,193 @@
+"""The emulated device: a CPU whose memory is split into a capped device tier and a host tier.
+
+Copies, times and running out of memory are real; the link and the device are this CPU's. Everything measured
+here says `emulated`.
+"""
+
+import ctypes
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal
+
+import torch
+
+from offload_eval.core.experiment import DeviceName
+from offload_eval.core.records import Direction, Evidence, Phase, PhaseSample
+from offload_eval.instruments.device import Tier, Transfer
+from offload_eval.instruments.live_storage import LiveStorageTracker, TieredMemory
+from offload_eval.instruments.transfers import TransferLog
+
+
+class CpuTransfer:
+    """A copy on the copy thread."""
+
+    def __init__(self, copied: "Future[None]", log: TransferLog) -> None:
+        self._copied = copied
+        self._log = log
+
+    def wait(self) -> None:
+        """Blocks until the copy is done; computation on a CPU is this thread."""
+        if not self._log.timed or self._copied.done():
+            self._copied.result()
+            return
+        started = time.perf_counter()
+        self._copied.result()
+        self._log.add_exposed(self._log.phase, time.perf_counter() - started)
+
+
+class CpuLink:
+    """One copy thread that serves both directions in the order of submission.
+
+    Computation is synchronous, so what was submitted before a copy has run already; and one queue puts every
+    copy behind all earlier ones, which is what `after` asks for.
+    """
+
+    def __init__(self, memory: TieredMemory, *, timed: bool, bytes_per_s: int | None) -> None:
+        self.log = TransferLog(timed=timed)
+        self._memory = memory
+        self._bytes_per_s = bytes_per_s
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="link")
+
+    def __enter__(self) -> "CpuLink":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Allocates an uninitialized buffer that counts in the host tier alone."""
+        with self._memory.host_allocation():
+            buffer = torch.empty(shape, dtype=dtype)
+            self._memory.enter(buffer)
+        return buffer
+
+    def h2d(self, device: torch.Tensor, host: torch.Tensor, after: Sequence[Transfer] = ()) -> CpuTransfer:
+        """Submits a copy into the device tier."""
+        return self._submit("h2d", device, host)
+
+    def d2h(self, host: torch.Tensor, device: torch.Tensor, after: Sequence[Transfer] = ()) -> CpuTransfer:
+        """Submits a copy into the host tier."""
+        return self._submit("d2h", host, device)
+
+    def meter_copy(self, direction: Direction, num_bytes: int) -> AbstractContextManager[None]:
+        """Refuses: no strategy of upstream's that copies by itself runs on a CPU."""
+        raise NotImplementedError(f"a {direction} copy of {num_bytes} bytes outside the link cannot run on a CPU")
+
+    def meter_wait(self) -> AbstractContextManager[None]:
+        """Refuses, as `meter_copy` does."""
+        raise NotImplementedError("a wait outside the link cannot run on a CPU")
+
+    def _submit(self, direction: Direction, target: torch.Tensor, source: torch.Tensor) -> CpuTransfer:
+        if target.shape != source.shape or target.dtype != source.dtype:
+            raise ValueError(f"copy from {source.shape} {source.dtype} to {target.shape} {target.dtype}")
+        if not (target.is_contiguous() and source.is_contiguous()):
+            raise ValueError("a copy over the link needs contiguous tensors")
+        self.log.add_bytes(direction, target.nbytes)
+        return CpuTransfer(self._thread.submit(self._copy, self.log.phase, direction, target, source), self.log)
+
+    def _copy(self, phase: Phase, direction: Direction, target: torch.Tensor, source: torch.Tensor) -> None:
+        started = time.perf_counter()
+        # Not Tensor.copy_: that may start a second team of compute threads here. memmove releases the GIL.
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
+        if self._bytes_per_s is not None:
+            _sleep_until(started + target.nbytes / self._bytes_per_s)
+        if self.log.timed:
+            self.log.add_busy(phase, direction, time.perf_counter() - started)
+
+
+def _sleep_until(deadline: float) -> None:
+    remaining_s = deadline - time.perf_counter()
+    if remaining_s > 0:
+        time.sleep(remaining_s)
+
+
+class CpuMemoryMeter:
+    """Exact peaks of the device tier, from the live-storage tracker."""
+
+    num_alloc_retries: int | None = None
+
+    def __init__(self, memory: TieredMemory) -> None:
+        self._memory = memory
+        self._prefill_peak_bytes: int | None = None
+        self._peak_bytes = 0
+        memory.device.restart_peak()
+
+    def begin_decode(self) -> None:
+        """Keeps the prefill peak and restarts the counter."""
+        self._prefill_peak_bytes = self._memory.device.peak_bytes
+        self._memory.device.restart_peak()
+
+    def observe(self) -> None:
+        """Nothing to look at: the tracker sees every allocation."""
+
+    def close(self) -> None:
+        """Keeps the peak of the phase that was running."""
+        self._peak_bytes = self._memory.device.peak_bytes
+
+    def sample(self, phase: Literal["prefill", "decode"]) -> PhaseSample:
+        """The phase's peak; a CPU has no reserved or device-wide figure."""
+        if phase == "prefill":
+            return PhaseSample(peak_allocated_bytes=self._prefill_peak_bytes)
+        return PhaseSample(peak_allocated_bytes=self._peak_bytes)
+
+
+class CpuDevice:
+    """The emulated device."""
+
+    name: DeviceName = "cpu"
+    evidence: Evidence = "emulated"
+
+    def __init__(self, link_bytes_per_s: int | None = None) -> None:
+        self.torch_device = torch.device("cpu")
+        self.memory = TieredMemory()
+        self._link_bytes_per_s = link_bytes_per_s
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: computation is synchronous."""
+
+    def adopt(self, model: torch.nn.Module) -> None:
+        """Enters the model's parameters and buffers into the device tier."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.memory.enter(tensor)
+
+    def live_bytes(self) -> int:
+        """Live bytes of the device tier, as far as the tracker was on when they were allocated."""
+        return self.memory.device.live_bytes
+
+    @contextmanager
+    def measure_memory(self) -> Iterator[CpuMemoryMeter]:
+        """Turns the live-storage tracker on."""
+        meter = CpuMemoryMeter(self.memory)
+        try:
+            with LiveStorageTracker(self.memory):
+                yield meter
+        finally:
+            meter.close()
+
+    @contextmanager
+    def capped(self, cap_bytes: int | None) -> Iterator[None]:
+        """Caps the device tier; acts while `measure_memory` is open."""
+        self.memory.cap_bytes = cap_bytes
+        try:
+            yield
+        finally:
+            self.memory.cap_bytes = None
+
+    def open_link(self, *, timed: bool) -> CpuLink:
+        """A copy thread with a fresh account."""
+        return CpuLink(self.memory, timed=timed, bytes_per_s=self._link_bytes_per_s)
+
+    def tier_of(self, tensor: torch.Tensor) -> Tier:
+        """Host for what `empty_host` made, device for everything else."""
+        return "host" if tensor.untyped_storage() in self.memory.host else "device"
+
+    def pinned_bytes(self) -> tuple[int | None, int | None]:
+        """A CPU pins nothing."""
+        return None, None
+
+    def release(self) -> None:
+        """Collects garbage."""
+        gc.collect()

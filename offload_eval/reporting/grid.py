@@ -1,0 +1,38 @@
+"""The cells of an experiment in its own order, each with what was recorded of it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from offload_eval.analysis.cells import latest_records
+from offload_eval.core.experiment import Experiment
+from offload_eval.core.records import RunRecord
+
+
+class Cell(NamedTuple):
+    """One workload under one strategy."""
+
+    workload: str
+    strategy: str
+    record: RunRecord | None
+    """None: not run yet."""
+
+
+def experiment_cells(experiment: Experiment, records: Sequence[RunRecord]) -> tuple[Cell, ...]:
+    """Lists every cell that was asked for, and after them those that only records know.
+
+    Where records of one cell differ in more than a retry, each has its own row.
+    """
+    found: dict[tuple[str, str], list[RunRecord]] = {}
+    for record in latest_records(records):
+        found.setdefault((record.spec.workload.label, record.spec.strategy.label), []).append(record)
+    asked = [(load.label, strategy.label) for load in experiment.workloads for strategy in experiment.strategies]
+    return tuple(
+        Cell(workload, strategy, record)
+        for workload, strategy in dict.fromkeys([*asked, *found])
+        for record in found.get((workload, strategy), [None])
+    )
+
+
+def recorded(cells: Sequence[Cell]) -> list[RunRecord]:
+    """The records of cells, in their order."""
+    return [cell.record for cell in cells if cell.record is not None]

@@ -1,0 +1,179 @@
+"""The report of a run directory. The same records give the same text."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from offload_eval.analysis.findings import find
+from offload_eval.core.experiment import Experiment
+from offload_eval.core.machine import Machine
+from offload_eval.core.records import RunRecord
+from offload_eval.reporting.display import MISSING, one_line, show_count
+from offload_eval.reporting.grid import Cell, experiment_cells, recorded
+from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
+from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
+from offload_eval.reporting.sentences import workload_sentences
+from offload_eval.reporting.strategy_tables import render_analytic_card, render_spread, render_strategy_tables
+from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
+from offload_eval.units import format_bytes, format_duration
+
+NOTHING = "Nothing has been recorded yet."
+_MESSAGE_CHARACTERS = 600
+
+
+def render_report(experiment: Experiment, records: Sequence[RunRecord]) -> str:
+    """Renders the whole report as Markdown.
+
+    Args:
+        experiment: What was asked; it names the cells, also those without a record.
+        records: What was kept; a later record takes the place of an earlier one of the same cell.
+
+    Returns:
+        Markdown in which no name and no error text can break a table or add markup.
+    """
+    cells = experiment_cells(experiment, records)
+    ordered = recorded(cells)
+    sections = [
+        section(experiment.name, paragraph(experiment.question), render_evidence(ordered), level=1),
+        section("Verdict", _budget(experiment), *_verdicts(experiment, records)),
+        section("Strategies", render_strategy_tables(ordered) or NOTHING),
+        section("Analytic card", render_analytic_card(ordered) if ordered else NOTHING),
+        section("Findings", _findings(ordered)),
+        section("Spread", render_spread(ordered) or "No cell was timed."),
+        section("Method", render_method(experiment, ordered)),
+        section("Machine, versions and model", _machines(ordered) or NOTHING),
+        section("How to reproduce", render_reproduction(ordered)),
+        section("Cells", _cells(cells)),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def write_report(directory: Path, experiment: Experiment, records: Sequence[RunRecord]) -> list[Path]:
+    """Writes report.md and tables/*.csv, each whole or not at all; those of an earlier report are replaced.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    ordered = recorded(experiment_cells(experiment, records))
+    tables = directory / "tables"
+    texts = {
+        directory / "report.md": render_report(experiment, records),
+        tables / "strategies.csv": strategy_frame(ordered).to_csv(index=False),
+        tables / "analytic.csv": analytic_frame(ordered).to_csv(index=False),
+        tables / "trials.csv": trials_frame(ordered).to_csv(index=False),
+    }
+    tables.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        _write_whole(path, text)
+    return list(texts)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        part.write_text(text, encoding="utf-8", newline="\n")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _budget(experiment: Experiment) -> str:
+    budget, model = experiment.budget, experiment.model
+    weights = "counted from the model" if budget.weights_bytes is None else format_bytes(budget.weights_bytes)
+    parts = [
+        f"Model {code(model.location)} in {model.dtype}, {model.weights} weights. ",
+        f"Budget: {format_bytes(budget.device_bytes)} of device memory; weights {weights}, ",
+        f"runtime {format_bytes(budget.runtime_bytes)}, reserve {format_bytes(budget.reserve_bytes)}; ",
+        "enforced during the run." if budget.enforce else "not enforced during the run.",
+    ]
+    return "".join(parts)
+
+
+def _verdicts(experiment: Experiment, records: Sequence[RunRecord]) -> list[str]:
+    said = workload_sentences(experiment, records)
+    return [section(f"Workload: {workload}", bullets(lines), level=3) for workload, lines in said.items()]
+
+
+def _findings(records: Sequence[RunRecord]) -> str:
+    rows = [
+        [
+            finding.severity,
+            Verbatim(code(finding.code)),
+            one_line(finding.message, _MESSAGE_CHARACTERS),
+            finding.remedy,
+        ]
+        for finding in find(records)
+    ]
+    if not rows:
+        return "No rule found anything to say against these numbers." if records else NOTHING
+    return render_table(["severity", "code", "what was seen", "remedy"], rows, "llll")
+
+
+def _model_rows(record: RunRecord) -> list[list[str]]:
+    model, spec = record.model, record.spec
+    rows = [
+        ["model fingerprint", model.fingerprint],
+        ["parameters", show_count(model.parameters)],
+        ["weights", format_bytes(model.weights_bytes)],
+        ["attention", spec.model.attn_implementation],
+    ]
+    if spec.device == "cpu":
+        pace = spec.cpu.link_bytes_per_s
+        rows.append(["emulated link", "as fast as memory copies" if pace is None else f"{format_bytes(pace)}/s"])
+        rows.append(["compute threads", show_count(record.conditions.compute_threads)])
+    return rows
+
+
+def _machines(records: Sequence[RunRecord]) -> str:
+    """The first record's machine in full, and how each other one differs."""
+    if not records:
+        return ""
+    first = records[0].machine
+    others = {"; ".join(record.machine.differences(first)): None for record in records}
+    notes = [f"Another machine in this directory differs: {difference}." for difference in others if difference]
+    table = render_table(["what", "value"], _machine_rows(first) + _model_rows(records[0]), "ll")
+    return "\n\n".join(block for block in (table, bullets(notes)) if block)
+
+
+def _machine_rows(machine: Machine) -> list[list[str]]:
+    accelerator = machine.accelerator
+    limit_bytes = machine.cgroup_memory_limit_bytes
+    rows = [
+        ["platform", machine.platform],
+        ["CPU", f"{machine.cpu}, {machine.cpu_cores} cores"],
+        ["host memory", format_bytes(machine.host_memory_bytes)],
+        ["cgroup memory limit", format_bytes(limit_bytes)],
+        ["swap", format_bytes(machine.swap_bytes)],
+        ["accelerator", MISSING if accelerator is None else accelerator.name],
+    ]
+    if accelerator is not None:
+        pcie = f"generation {accelerator.pcie_generation or MISSING}, width {accelerator.pcie_width or MISSING}"
+        rows += [
+            ["accelerator memory", format_bytes(accelerator.memory_bytes)],
+            ["driver", accelerator.driver],
+            ["PCIe", pcie],
+        ]
+    rows += [["CUDA", machine.cuda or MISSING], ["allocator", machine.allocator_config or MISSING]]
+    rows += [["Python", machine.python], *([name, version] for name, version in sorted(machine.versions.items()))]
+    return rows
+
+
+def _cells(cells: Sequence[Cell]) -> str:
+    rows = [_cell_row(cell) for cell in cells]
+    titles = ["workload", "strategy", "status", "run_id", "trials", "started (UTC)", "duration"]
+    return render_table(titles, rows, "llllrlr")
+
+
+def _cell_row(cell: Cell) -> list[str]:
+    record = cell.record
+    if record is None:
+        return [cell.workload, cell.strategy, "not run", *[MISSING] * 4]
+    return [
+        cell.workload,
+        cell.strategy,
+        record.status,
+        code(record.run_id),
+        show_count(len(record.trials)),
+        record.started_at_utc,
+        format_duration(record.duration_s),
+    ]

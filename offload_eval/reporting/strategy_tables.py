@@ -1,0 +1,172 @@
+"""The tables of a report, formatted for people from the raw frames."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import pandas as pd
+
+from offload_eval.analysis.capacity import analytic_bound
+from offload_eval.analysis.statistics import itl_percentile_s, summarize_tpot, summarize_ttft
+from offload_eval.core.judgement import Interval
+from offload_eval.core.records import RunRecord
+from offload_eval.reporting.display import (
+    MISSING,
+    byte_scale,
+    show_bytes,
+    show_count,
+    show_ms,
+    show_number,
+)
+from offload_eval.reporting.markdown import bullets, render_table, section
+from offload_eval.reporting.tables import analytic_frame, strategy_frame
+
+
+class Column(NamedTuple):
+    """A frame's column as a reader sees it."""
+
+    name: str
+    title: str
+    """`{unit}` stands for the unit of a column of bytes."""
+    show: Callable[[Any], str] | None = None
+    """None: bytes, in one unit for the column."""
+
+
+CAPACITY_COLUMNS: Final = (
+    Column("analytic_sessions", "analytic sessions", show_count),
+    Column("measured_sessions", "measured sessions", show_count),
+    Column("prefill_peak_bytes", "prefill peak ({unit})"),
+    Column("decode_peak_bytes", "decode peak ({unit})"),
+    Column("kv_device_bytes", "KV device ({unit})"),
+    Column("kv_host_bytes", "KV host ({unit})"),
+)
+COST_COLUMNS: Final = (
+    Column("ttft_s", "TTFT (ms)", show_ms),
+    Column("tpot_s", "TPOT (ms)", show_ms),
+    Column("tokens_per_s", "tokens/s", show_number),
+    Column("bytes_moved_per_token", "moved/token ({unit})"),
+    Column("exposed_s_per_token", "exposed/token (ms)", show_ms),
+    Column("mean_kl_nats", "mean KL (nats)", show_number),
+    Column("top1_agreement_ratio", "top-1 (ratio)", show_number),
+)
+ANALYTIC_CARD_COLUMNS: Final = (
+    Column("kv_device_bytes_per_session", "KV device/session ({unit})"),
+    Column("kv_host_bytes_per_session", "KV host/session ({unit})"),
+    Column("h2d_bytes_per_step", "H2D/step ({unit})"),
+    Column("d2h_bytes_per_step", "D2H/step ({unit})"),
+    Column("analytic_sessions", "analytic sessions", show_count),
+)
+
+
+def format_columns(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
+    """Formats columns of a frame.
+
+    Returns:
+        Titles, and one list of texts for each row; a missing value is `-`.
+    """
+    formatted = [_format_column(frame, column) for column in columns]
+    return [title for title, _ in formatted], [
+        list(row) for row in zip(*(texts for _, texts in formatted), strict=True)
+    ]
+
+
+def _format_column(frame: pd.DataFrame, column: Column) -> tuple[str, list[str]]:
+    values = [None if pd.isna(value) else value for value in frame[column.name]]
+    if column.show is not None:
+        return column.title, [column.show(value) for value in values]
+    scale = byte_scale(values)
+    return column.title.format(unit=scale.unit), [show_bytes(value, scale) for value in values]
+
+
+def render_strategy_tables(records: Sequence[RunRecord]) -> str:
+    """The strategy table, in two parts for each workload: capacity and memory; time, transfer and fidelity."""
+    frame = strategy_frame(records)
+    parts = (("Capacity and memory", CAPACITY_COLUMNS), ("Time, transfer and fidelity", COST_COLUMNS))
+    blocks = [
+        section(f"{title}: {workload}", _frame_table(rows, columns, _row_names(rows)), level=3)
+        for title, columns in parts
+        for workload, rows in frame.groupby("workload", sort=False)
+    ]
+    return "\n\n".join(blocks)
+
+
+def _row_names(frame: pd.DataFrame) -> list[str]:
+    """The strategy, with its status where that is not ok and its rung where there are several."""
+    mixed = frame["evidence"].nunique() > 1
+    names = []
+    for strategy, status, evidence in zip(frame["strategy"], frame["status"], frame["evidence"], strict=True):
+        marks = [mark for mark, said in ((status, status != "ok"), (evidence, mixed)) if said]
+        names.append(f"{strategy} ({', '.join(marks)})" if marks else strategy)
+    return names
+
+
+def _frame_table(frame: pd.DataFrame, columns: Sequence[Column], names: Sequence[str]) -> str:
+    titles, rows = format_columns(frame, columns)
+    labelled = [[name, *row] for name, row in zip(names, rows, strict=True)]
+    return render_table(["strategy", *titles], labelled, "l" + "r" * len(titles))
+
+
+def render_analytic_card(records: Sequence[RunRecord]) -> str:
+    """The analytic card of each workload, and what it assumes."""
+    frame = analytic_frame(records)
+    blocks = [
+        section(f"Workload: {workload}", _frame_table(rows, ANALYTIC_CARD_COLUMNS, list(rows["strategy"])), level=3)
+        for workload, rows in frame.groupby("workload", sort=False)
+    ]
+    return "\n\n".join([*blocks, section("Assumptions", bullets(_assumptions(records)), level=3)])
+
+
+def _assumptions(records: Sequence[RunRecord]) -> list[str]:
+    """Each assumption once, after the cells that make it; a workload alone stands for all its cells."""
+    makers: dict[str, list[RunRecord]] = {}
+    known = [(record, bound) for record in records if (bound := analytic_bound(record)) is not None]
+    for record, bound in known:
+        for assumption in bound.assumptions:
+            makers.setdefault(assumption, []).append(record)
+    everyone = [record for record, _ in known]
+    return [f"{', '.join(_cell_names(cells, everyone))}: {text}" for text, cells in makers.items()]
+
+
+def _cell_names(cells: Sequence[RunRecord], everyone: Sequence[RunRecord]) -> list[str]:
+    if len(cells) == len(everyone):
+        return ["every cell"]
+    per_workload = Counter(record.spec.workload.label for record in everyone)
+    chosen = Counter(record.spec.workload.label for record in cells)
+    names = [
+        workload if chosen[workload] == per_workload[workload] else record.spec.label
+        for record in cells
+        for workload in (record.spec.workload.label,)
+    ]
+    return list(dict.fromkeys(names))
+
+
+def render_spread(records: Sequence[RunRecord]) -> str:
+    """Medians with their intervals, and percentiles of single latencies, for every cell that was timed."""
+    timed = [record for record in records if summarize_ttft(record) is not None]
+    if not timed:
+        return ""
+    titles = ["cell", "trials", "coverage", "TTFT (ms)", "TPOT (ms)", "ITL p50 (ms)", "ITL p99 (ms)"]
+    return render_table(titles, [_spread_row(record) for record in timed], "lrrrrrr")
+
+
+def _spread_row(record: RunRecord) -> list[str]:
+    ttft, tpot = summarize_ttft(record), summarize_tpot(record)
+    return [
+        record.spec.label,
+        MISSING if ttft is None else str(ttft.samples),
+        _coverage(tpot or ttft),
+        _show_interval(ttft),
+        _show_interval(tpot),
+        show_ms(itl_percentile_s(record, 50)),
+        show_ms(itl_percentile_s(record, 99)),
+    ]
+
+
+def _coverage(interval: Interval | None) -> str:
+    return "min to max" if interval is None or interval.confidence is None else f"{interval.confidence:.1%}"
+
+
+def _show_interval(interval: Interval | None) -> str:
+    if interval is None:
+        return MISSING
+    return f"{show_ms(interval.median)} ({show_ms(interval.low)} to {show_ms(interval.high)})"

@@ -1,0 +1,73 @@
+"""What a run says on the terminal when it ends: the verdict, and one table that fits 100 columns."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from offload_eval.analysis.findings import find
+from offload_eval.core.experiment import Experiment
+from offload_eval.core.records import RunRecord
+from offload_eval.reporting.display import one_line, show_count, show_ms, show_number
+from offload_eval.reporting.grid import experiment_cells, recorded
+from offload_eval.reporting.sentences import EVIDENCE_WORDS, workload_sentences
+from offload_eval.reporting.strategy_tables import Column, format_columns
+from offload_eval.reporting.tables import strategy_frame
+
+NAME_WIDTH: Final = 34
+COLUMNS: Final = (
+    Column("analytic_sessions", "analytic sessions", show_count),
+    Column("measured_sessions", "measured sessions", show_count),
+    Column("decode_peak_bytes", "decode peak ({unit})"),
+    Column("tpot_s", "TPOT (ms)", show_ms),
+    Column("bytes_moved_per_token", "moved/token ({unit})"),
+    Column("mean_kl_nats", "mean KL (nats)", show_number),
+)
+
+
+def render_terminal(experiment: Experiment, records: Sequence[RunRecord]) -> RenderableType:
+    """Renders the verdict and the strategy table for a terminal; no text in a record can act as markup.
+
+    Returns:
+        A rich renderable. The table fits 100 columns: long names fold, and no number is cut off.
+    """
+    parts: list[RenderableType] = []
+    for workload, sentences in workload_sentences(experiment, records).items():
+        parts.append(Text(workload, style="bold"))
+        parts += [Text(f"  {one_line(sentence)}") for sentence in sentences]
+    ordered = recorded(experiment_cells(experiment, records))
+    if ordered:
+        parts += [Text(""), _strategy_table(ordered), Text(_closing(ordered))]
+    return Group(*parts)
+
+
+def _strategy_table(records: Sequence[RunRecord]) -> Table:
+    """One row a cell, under a row that names its workload."""
+    titles, rows = format_columns(strategy_frame(records), COLUMNS)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("strategy", overflow="fold", max_width=NAME_WIDTH)
+    for title in titles:
+        table.add_column(Text(title.replace(" ", "\n", 1)), justify="right", no_wrap=True)
+    workload = None
+    for record, row in zip(records, rows, strict=True):
+        if record.spec.workload.label != workload:
+            workload = record.spec.workload.label
+            table.add_row(Text(workload, style="bold"))
+        name = record.spec.strategy.label + ("" if record.status == "ok" else f" ({record.status})")
+        table.add_row(*(Text(cell) for cell in (name, *row)))
+    return table
+
+
+def _closing(records: Sequence[RunRecord]) -> str:
+    """The rungs under the table, and how many findings the report holds."""
+    rungs = "; ".join(EVIDENCE_WORDS[rung] for rung in dict.fromkeys(record.evidence for record in records))
+    severities = [finding.severity for finding in find(records)]
+    counts = [
+        f"{count} {level}{'' if count == 1 else 's'}"
+        for level in ("error", "warning", "note")
+        if (count := severities.count(level))
+    ]
+    return f"Times, peaks and transfers: {rungs}. Findings in the report: {', '.join(counts) or 'none'}."

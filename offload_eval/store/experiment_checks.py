@@ -1,0 +1,123 @@
+"""What the types of an experiment cannot say: choices that exclude one another, names that must be unique."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from offload_eval.core.experiment import (
+    Experiment,
+    JsonlPrompt,
+    ModelSpec,
+    QuantizedSpec,
+    RandomPrompt,
+    StrategySpec,
+    TextPrompt,
+    Workload,
+)
+from offload_eval.store.origin import KeyPath, suggest
+
+Problem = tuple[KeyPath, str]
+"""Where, and the value seen with what is allowed."""
+
+
+@dataclass(frozen=True)
+class _GroupwiseBackend:
+    nbits: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+_GROUPWISE: Final = {
+    "quanto": _GroupwiseBackend(nbits=(2, 4), axes=(0, -1)),
+    "hqq": _GroupwiseBackend(nbits=(1, 2, 4, 8), axes=(0, 1)),
+}
+"""Source: transformers/cache_utils.py, QuantoQuantizedLayer and HQQQuantizedLayer. HQQ's layer also accepts
+3 bits, but cannot dequantize them."""
+
+
+def check_experiment(experiment: Experiment) -> Iterator[Problem]:
+    """Yields every contradiction in an experiment, the first to mend first."""
+    yield from _check_model(experiment.model)
+    yield from _check_budget(experiment)
+    yield from _check_labels("workloads", experiment.workloads)
+    yield from _check_labels("strategies", experiment.strategies)
+    yield from _check_baseline(experiment)
+    for index, workload in enumerate(experiment.workloads):
+        yield from _check_prompt(("workloads", index, "prompt"), workload, experiment.model)
+    for index, strategy in enumerate(experiment.strategies):
+        if isinstance(strategy, QuantizedSpec):
+            yield from _check_quantized(("strategies", index), strategy)
+
+
+def _check_model(model: ModelSpec) -> Iterator[Problem]:
+    for key in ("source", "config", "revision"):
+        if getattr(model, key) == "":
+            yield ("model", key), "'' is not allowed; leave the key out, or give it a value"
+    if (model.source is None) == (model.config is None):
+        seen = "neither is given" if model.source is None else "both are given"
+        yield ("model",), f"exactly one of source and config is needed, and {seen}"
+    if model.config is not None and model.weights != "random":
+        yield (
+            ("model", "weights"),
+            f"{model.weights!r} needs model.source; with model.config, allowed: random",
+        )
+    if model.config is None and model.weights == "random":
+        yield ("model", "weights"), "'random' needs model.config; with model.source, allowed: pretrained"
+    if model.revision is not None and model.source is None:
+        yield ("model", "revision"), f"{model.revision!r} needs a hub id in model.source; leave it out"
+
+
+def _check_budget(experiment: Experiment) -> Iterator[Problem]:
+    budget = experiment.budget
+    taken_bytes = budget.runtime_bytes + budget.reserve_bytes
+    if taken_bytes >= budget.device_bytes:
+        yield (
+            ("budget", "device_bytes"),
+            f"{budget.device_bytes} leaves nothing for weights and KV cache; "
+            f"allowed: more than runtime_bytes + reserve_bytes = {taken_bytes}",
+        )
+
+
+def _check_labels(section: str, items: Sequence[Workload | StrategySpec]) -> Iterator[Problem]:
+    label, times = Counter(item.label for item in items).most_common(1)[0]
+    if times > 1:
+        where = ", ".join(f"{section}[{index}]" for index, item in enumerate(items) if item.label == label)
+        yield (section,), f"the label {label!r} is used {times} times ({where}); give each its own `name`"
+
+
+def _check_baseline(experiment: Experiment) -> Iterator[Problem]:
+    labels = [strategy.label for strategy in experiment.strategies]
+    if experiment.baseline not in labels:
+        near = suggest(experiment.baseline, labels)
+        yield (
+            ("baseline",),
+            f"{experiment.baseline!r} is not the label of a strategy; allowed: {', '.join(labels)}{near}",
+        )
+
+
+def _check_prompt(path: KeyPath, workload: Workload, model: ModelSpec) -> Iterator[Problem]:
+    prompt = workload.prompt
+    if model.config is not None and not isinstance(prompt, RandomPrompt):
+        kind = type(prompt).__struct_config__.tag
+        yield (
+            path,
+            f"kind {kind!r} needs a tokenizer, which model.config does not bring; allowed: kind: random",
+        )
+    if isinstance(prompt, TextPrompt | JsonlPrompt) and not prompt.path:
+        yield (*path, "path"), "'' is not allowed; allowed: the path of a file"
+
+
+def _check_quantized(path: KeyPath, strategy: QuantizedSpec) -> Iterator[Problem]:
+    backend = _GROUPWISE.get(strategy.backend)
+    if backend is None:
+        for key, value in strategy.options.items():
+            yield (
+                (*path, key),
+                f"{value} is not allowed; backend {strategy.backend} takes no {key}: leave it out",
+            )
+        return
+    allowed = {"nbits": backend.nbits, "axis_key": backend.axes, "axis_value": backend.axes}
+    for key, values in allowed.items():
+        if key in strategy.options and strategy.options[key] not in values:
+            seen, choices = strategy.options[key], ", ".join(map(str, values))
+            yield (*path, key), f"{seen} is not allowed; backend {strategy.backend} takes {choices}"

@@ -1,0 +1,84 @@
+"""Reads and writes experiment files.
+
+An experiment file is YAML with the fields of `Experiment`. Every field that ends in `_bytes` or
+`_bytes_per_s` also takes a size string: `device_bytes: 24 GiB`. Local paths are relative to the folder
+that the file is in.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from offload_eval.core.experiment import Experiment
+from offload_eval.errors import InputError
+from offload_eval.store.conversion import convert_experiment
+from offload_eval.store.experiment_checks import check_experiment
+from offload_eval.store.experiment_paths import resolve_paths
+from offload_eval.store.origin import Origin, Override
+from offload_eval.store.overrides import apply_overrides, parse_override
+from offload_eval.store.strict_yaml import read_yaml
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = (), device: str | None = None) -> Experiment:
+    """Reads an experiment file, lays the overrides over it and checks the result.
+
+    Args:
+        path: The experiment file.
+        overrides: `key.path=value` each, applied in order; the value is YAML.
+        device: Replaces the file's `device`, after the overrides.
+
+    Returns:
+        The experiment, with every local path absolute and every default filled in.
+
+    Raises:
+        InputError: The first thing wrong: the file, the path inside it, the value seen and what is allowed.
+    """
+    changes = [parse_override(text, path) for text in overrides]
+    if device is not None:
+        changes.append(Override(path=("device",), value=device, origin=f"--device {device}"))
+    tree = read_yaml(_read_text(path), Origin(file=path))
+    origin = Origin(file=path, overrides=changes)
+    if isinstance(tree, dict):
+        tree = apply_overrides(tree, changes)
+    experiment = convert_experiment(tree, origin)
+    for where, problem in check_experiment(experiment):
+        raise origin.refusal(where, problem)
+    return resolve_paths(experiment, origin)
+
+
+def load_resolved_experiment(path: Path) -> Experiment:
+    """Reads an experiment that `dump_experiment` wrote, without looking for the files it names.
+
+    Raises:
+        InputError: The file is not an experiment.
+    """
+    origin = Origin(file=path)
+    return convert_experiment(read_yaml(_read_text(path), origin), origin)
+
+
+def dump_experiment(experiment: Experiment) -> str:
+    """Writes an experiment, defaults included, as YAML that loads back equal."""
+    values = msgspec.to_builtins(experiment)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that escapes what is not printable: plain, U+0085 and its like would be read as a space."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = None if text.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error

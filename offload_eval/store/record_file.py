@@ -1,0 +1,115 @@
+"""A JSON Lines file of records: one line a record, on the disk before the next cell starts."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from offload_eval.core.records import SCHEMA_VERSION, RunRecord
+from offload_eval.errors import InputError
+
+
+class _Header(msgspec.Struct):
+    schema_version: int
+
+
+_HEADERS = msgspec.json.Decoder(_Header)
+_RECORDS = msgspec.json.Decoder(RunRecord)
+
+
+def read_records(path: Path) -> list[RunRecord]:
+    """Reads every complete line; a last one without its newline is the cell in flight, and is left out.
+
+    Raises:
+        InputError: A complete line is not a record, or is one of an unknown schema version.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    lines = content.split(b"\n")[:-1]
+    return [_decode(line, path, number) for number, line in enumerate(lines, start=1)]
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cuts off what follows the last newline: the rest of a line that was never finished."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    complete_bytes = content.rfind(b"\n") + 1
+    if complete_bytes < len(content):
+        with path.open("r+b") as file:
+            file.truncate(complete_bytes)
+            os.fsync(file.fileno())
+
+
+class RecordWriter:
+    """Appends records to one file, which it creates."""
+
+    def __init__(self, path: Path) -> None:
+        is_new = not path.exists()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        if is_new:
+            sync_directory(path.parent)
+
+    def append(self, record: RunRecord) -> None:
+        """Returns once the record is on the disk.
+
+        Raises:
+            ValueError: The record would not be read back as it is, as when a number in it is not finite.
+            OSError: The disk refused it; nothing of it is left in the file.
+        """
+        line = msgspec.json.encode(record)
+        _require_round_trip(record, line)
+        size_bytes = os.fstat(self._descriptor).st_size
+        try:
+            _write_all(self._descriptor, line + b"\n")
+            os.fsync(self._descriptor)
+        except OSError:
+            # A torn line in the middle would make every later one unreadable.
+            os.ftruncate(self._descriptor, size_bytes)
+            raise
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def sync_directory(path: Path) -> None:
+    """Puts the names in a directory on the disk: a synced file is lost with a name that isn't."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _require_round_trip(record: RunRecord, line: bytes) -> None:
+    try:
+        same = _RECORDS.decode(line) == record
+    except msgspec.ValidationError as error:
+        raise ValueError(f"record {record.run_id} cannot be stored: {error}") from error
+    if not same:
+        raise ValueError(f"record {record.run_id} cannot be stored: it does not read back equal")
+
+
+def _decode(line: bytes, path: Path, number: int) -> RunRecord:
+    try:
+        version = _HEADERS.decode(line).schema_version
+        if version != SCHEMA_VERSION:
+            raise InputError(
+                f"{path}: line {number}: schema_version {version} is unknown; allowed: {SCHEMA_VERSION}; "
+                "use the release that wrote it"
+            )
+        return _RECORDS.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: line {number}: not a record: {error}") from error

@@ -1,0 +1,24 @@
+"""The baseline: transformers' DynamicCache, all of it on the device."""
+
+from typing import Any, ClassVar
+
+from offload_eval.core.experiment import DeviceName, DynamicSpec
+from offload_eval.strategies.link import Link
+from offload_eval.strategies.upstream import DynamicCache
+
+
+class Dynamic:
+    """Keys and values grow by concatenation on the device."""
+
+    uses_link: ClassVar[bool] = False
+
+    def __init__(self, spec: DynamicSpec) -> None:
+        self.spec = spec
+
+    def refusal(self, _device: DeviceName, _config: Any) -> str | None:
+        """Runs everywhere."""
+        return None
+
+    def build_cache(self, config: Any, _link: Link, _capacity_tokens: int) -> Any:
+        """The cache generate() builds by default: sliding and hybrid layers as the config says."""
+        return DynamicCache(config=config.get_text_config(decoder=True))

@@ -1,0 +1,209 @@
+"""Builders of records, for tests. The default cell is small enough to check by hand.
+
+Shape: 2 layers, 2 kv_heads, head_dim 4, bfloat16: 2 * 2 * (4 + 4) values * 2 bytes = 64 bytes a token.
+Workload: batch 2, prompt 100, output 157: 100 + 157 - 1 = 256 cached tokens, so 16,384 bytes of KV a session.
+Budget: 2,000,000 - 1,000,000 of weights - 100,000 of runtime = 900,000 bytes for KV.
+"""
+
+from typing import Any
+
+from offload_eval.core.experiment import (
+    BudgetSpec,
+    CpuSpec,
+    DynamicSpec,
+    Experiment,
+    MeasurementPlan,
+    ModelSpec,
+    QuantizedSpec,
+    RunSpec,
+    StrategySpec,
+    StreamedSpec,
+    Workload,
+    content_hash,
+)
+from offload_eval.core.machine import Machine
+from offload_eval.core.records import (
+    Conditions,
+    Failure,
+    FidelitySample,
+    PhaseSample,
+    RunRecord,
+    TrialSample,
+)
+from offload_eval.core.shape import LayerGroup, ModelFacts, ModelShape
+
+WEIGHTS_BYTES = 1_000_000
+DYNAMIC = DynamicSpec()
+STREAMED = StreamedSpec()
+QUANTIZED = QuantizedSpec(backend="hqq")
+
+
+def make_shape(**changes: Any) -> ModelShape:
+    group = LayerGroup(count=2, kv_heads=2, key_head_dim=4, value_head_dim=4)
+    return ModelShape(
+        **{"model_type": "llama", "layer_groups": (group,), "vocab_size": 97, "hidden_size": 16} | changes
+    )
+
+
+def make_facts(**changes: Any) -> ModelFacts:
+    base = {
+        "fingerprint": "feedfacefeedface",
+        "parameters": WEIGHTS_BYTES // 2,
+        "weights_bytes": WEIGHTS_BYTES,
+        "shape": make_shape(),
+        "context_tokens": 4096,
+        "vocab_size": 97,
+    }
+    return ModelFacts(**base | changes)
+
+
+def make_machine(**changes: Any) -> Machine:
+    base = {
+        "platform": "Linux-6.1-x86_64",
+        "python": "3.11.7",
+        "cpu": "Test CPU",
+        "cpu_cores": 2,
+        "host_memory_bytes": 8 * 1024**3,
+        "swap_bytes": 0,
+        "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
+    }
+    return Machine(**base | changes)
+
+
+def make_workload(**changes: Any) -> Workload:
+    return Workload(
+        **{"name": "small", "batch_size": 2, "prompt_tokens": 100, "output_tokens": 157} | changes
+    )
+
+
+def make_budget(**changes: Any) -> BudgetSpec:
+    return BudgetSpec(**{"device_bytes": 2_000_000, "runtime_bytes": 100_000} | changes)
+
+
+def make_experiment(**changes: Any) -> Experiment:
+    base = {
+        "name": "does-it-pay",
+        "question": "Does streaming the KV cache pay?",
+        "model": ModelSpec(source="tests/tiny"),
+        "device": "cpu",
+        "budget": make_budget(),
+        "workloads": (make_workload(),),
+        "strategies": (DYNAMIC, STREAMED, QUANTIZED),
+    }
+    return Experiment(**base | changes)
+
+
+def make_spec(strategy: StrategySpec = DYNAMIC, **changes: Any) -> RunSpec:
+    base = {
+        "experiment": "does-it-pay",
+        "model": ModelSpec(source="tests/tiny"),
+        "model_fingerprint": "feedfacefeedface",
+        "device": "cpu",
+        "cpu": CpuSpec(),
+        "budget": make_budget(),
+        "workload": make_workload(),
+        "strategy": strategy,
+        "baseline": DYNAMIC,
+        "measurement": MeasurementPlan(),
+    }
+    return RunSpec(**base | changes)
+
+
+def make_phase(
+    peak_bytes: int | None = 1_040_000, moved_bytes: int | None = 0, **changes: Any
+) -> PhaseSample:
+    base = {"peak_allocated_bytes": peak_bytes, "h2d_bytes": moved_bytes, "d2h_bytes": moved_bytes}
+    return PhaseSample(**base | changes)
+
+
+def make_timing(tpot_s: float = 0.010, **changes: Any) -> TrialSample:
+    """A timed round of 157 tokens: TTFT 0.5 s, then 156 intervals of `tpot_s`."""
+    base = {
+        "ttft_s": 0.5,
+        "inter_token_latencies_s": (tpot_s,) * 156,
+        "e2e_latency_s": 0.5 + 156 * tpot_s,
+        "output_tokens": 157,
+    }
+    return TrialSample(**base | changes)
+
+
+def make_trial(tpot_s: float = 0.010, **changes: Any) -> TrialSample:
+    """A round that took every pass: 45 sessions measured, 54 by arithmetic, under `dynamic`."""
+    base = {
+        "prefill": make_phase(),
+        "decode": make_phase(1_036_000, exposed_transfer_s=0.0),
+        "kv_cache_device_bytes": 32_768,
+        "kv_cache_host_bytes": 0,
+        "swap_in_bytes": 0,
+        "swap_out_bytes": 0,
+        "num_alloc_retries": 0,
+    }
+    return make_timing(tpot_s, **base | changes)
+
+
+def make_trials(tpot_s: float = 0.010, **changes: Any) -> tuple[TrialSample, ...]:
+    """Three rounds, of which only the first looked at memory and transfers."""
+    return (make_trial(tpot_s, **changes), make_timing(tpot_s), make_timing(tpot_s))
+
+
+def make_fidelity(kl_nats: float = 0.001, **changes: Any) -> FidelitySample:
+    base = {
+        "against": "baseline",
+        "kl_nats": (kl_nats,) * 157,
+        "max_kl_nats": kl_nats,
+        "top1_agreement_ratio": 1.0,
+        "nll_change_nats": 0.0,
+        "first_divergence_tokens": (None, None),
+        "bit_equal": kl_nats == 0,
+        "baseline_top1_margin_nats": 0.1,
+    }
+    return FidelitySample(**base | changes)
+
+
+def make_record(strategy: StrategySpec = DYNAMIC, spec: RunSpec | None = None, **changes: Any) -> RunRecord:
+    """One clean cell; without changes, a baseline whose noise floor is 0.001 nats."""
+    spec = spec or make_spec(strategy)
+    base = {
+        "run_id": content_hash(spec),
+        "spec": spec,
+        "machine": make_machine(),
+        "model": make_facts(),
+        "evidence": "emulated",
+        "status": "ok",
+        "trials": make_trials(),
+        "fidelity": make_fidelity(against="chunked_prefill" if spec.is_baseline else "baseline"),
+        "conditions": Conditions(contention_ratio=1.0, baseline_bytes=WEIGHTS_BYTES, leaked_bytes=0),
+        "started_at_utc": "2026-01-02T03:04:05Z",
+        "duration_s": 12.5,
+    }
+    return RunRecord(**base | changes)
+
+
+def make_streamed(**changes: Any) -> RunRecord:
+    """A clean lossless cell that moves KV: 15,600,000 bytes over 156 steps and 2 sessions, 50,000 a token.
+
+    Both layers are scratch (2 slots): the device bound equals the dynamic one, and the host holds all KV.
+    """
+    decode = make_phase(1_030_000, 7_800_000, exposed_transfer_s=0.312, h2d_busy_s=0.4, d2h_busy_s=0.1)
+    trials = make_trials(0.015, decode=decode, kv_cache_device_bytes=0, kv_cache_host_bytes=32_768)
+    return make_record(STREAMED, **{"trials": trials, "fidelity": make_fidelity(0.0)} | changes)
+
+
+def make_quantized(**changes: Any) -> RunRecord:
+    """A clean lossy cell: 156 % 128 = 28 residual tokens of 64 bytes, 228 tokens of 32 values at 4.5 bits.
+
+    ceil(228 * 32 * 4.5 / 8) + 28 * 64 = 4,104 + 1,792 = 5,896 bytes a session, 11,792 for both.
+    """
+    trials = make_trials(0.012, prefill=make_phase(1_038_000), kv_cache_device_bytes=11_792)
+    base = {"trials": trials, "fidelity": make_fidelity(0.02, top1_agreement_ratio=0.95)}
+    return make_record(QUANTIZED, **base | changes)
+
+
+def make_failure(
+    status: str, strategy: StrategySpec = STREAMED, message: str = "no memory", **changes: Any
+) -> RunRecord:
+    """A cell without a result."""
+    failure = Failure(type="ProblemError", message=message, phase="prefill")
+    return make_record(
+        strategy, **{"status": status, "failure": failure, "trials": (), "fidelity": None} | changes
+    )
