@@ -71,9 +71,7 @@ def make_machine(**changes: Any) -> Machine:
 
 
 def make_workload(**changes: Any) -> Workload:
-    return Workload(
-        **{"name": "small", "batch_size": 2, "prompt_tokens": 100, "output_tokens": 157} | changes
-    )
+    return Workload(**{"name": "small", "batch_size": 2, "prompt_tokens": 100, "output_tokens": 157} | changes)
 
 
 def make_budget(**changes: Any) -> BudgetSpec:
@@ -109,9 +107,7 @@ def make_spec(strategy: StrategySpec = DYNAMIC, **changes: Any) -> RunSpec:
     return RunSpec(**base | changes)
 
 
-def make_phase(
-    peak_bytes: int | None = 1_040_000, moved_bytes: int | None = 0, **changes: Any
-) -> PhaseSample:
+def make_phase(peak_bytes: int | None = 1_040_000, moved_bytes: int | None = 0, **changes: Any) -> PhaseSample:
     base = {"peak_allocated_bytes": peak_bytes, "h2d_bytes": moved_bytes, "d2h_bytes": moved_bytes}
     return PhaseSample(**base | changes)
 
@@ -204,6 +200,4 @@ def make_failure(
 ) -> RunRecord:
     """A cell without a result."""
     failure = Failure(type="ProblemError", message=message, phase="prefill")
-    return make_record(
-        strategy, **{"status": status, "failure": failure, "trials": (), "fidelity": None} | changes
-    )
+    return make_record(strategy, **{"status": status, "failure": failure, "trials": (), "fidelity": None} | changes)

@@ -93,7 +93,7 @@ class TestUsage:
 class TestExitCodes:
     @pytest.mark.parametrize("code", [0, 1, 3])
     def test_the_commands_code_is_the_processs(self, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-        replace_command(monkeypatch, "doctor", lambda json_output: code)
+        replace_command(monkeypatch, "doctor", lambda **_: code)
         assert invoke("doctor").exit_code == code
 
     @pytest.mark.parametrize(("error", "code"), [(OffloadEvalError, 1), (InputError, 2), (UnableError, 3)])
@@ -161,41 +161,42 @@ class TestRun:
 
 
 class TestReport:
-    @pytest.fixture
-    def reporting(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Stands in for the report itself: this is about what the command does around it."""
-        report, terminal = ModuleType("report"), ModuleType("terminal")
-        report.write_report = lambda directory, *_: [directory / "report.md", directory / "report.html"]
-        terminal.render_terminal = lambda *_: "the table"
-        monkeypatch.setitem(sys.modules, "offload_eval.reporting.report", report)
-        monkeypatch.setitem(sys.modules, "offload_eval.reporting.terminal", terminal)
-        monkeypatch.delitem(sys.modules, "offload_eval.cli.report", raising=False)
-
     def written(self, path: Path, *, num_records: int) -> Path:
         with RunDirectory.create(path, make_experiment(), make_machine()) as directory:
             for _ in range(num_records):
                 directory.append(make_record())
         return path
 
-    def test_the_table_and_the_reports_path_are_printed(self, reporting: None, tmp_path: Path) -> None:
+    def test_the_table_and_the_reports_path_are_printed(self, tmp_path: Path) -> None:
         path = self.written(tmp_path / "run", num_records=1)
         result = invoke("report", str(path))
-        assert (result.exit_code, result.stdout) == (0, f"the table\nreport: {path}/report.md\n")
+        assert result.exit_code == 0
+        assert "dynamic" in result.stdout
+        assert result.stdout.splitlines()[-1] == f"report: {path}/report.md"
+        assert (path / "report.md").is_file()
 
-    def test_json_says_what_was_written_and_nothing_else(self, reporting: None, tmp_path: Path) -> None:
+    def test_json_says_what_was_written_and_nothing_else(self, tmp_path: Path) -> None:
         path = self.written(tmp_path / "run", num_records=1)
         content = json.loads(invoke("report", str(path), "--json").stdout)
-        assert content["files"] == [f"{path}/report.md", f"{path}/report.html"]
+        assert content["files"][0] == f"{path}/report.md"
+        assert all(Path(file).is_file() for file in content["files"])
         assert [(cell["workload"], cell["strategy"], cell["status"]) for cell in content["cells"]] == [
             ("small", "dynamic", "ok")
         ]
 
-    def test_a_run_without_a_finished_cell_is_refused(self, reporting: None, tmp_path: Path) -> None:
+    def test_a_run_without_a_finished_cell_is_refused(self, tmp_path: Path) -> None:
         result = invoke("report", str(self.written(tmp_path / "run", num_records=0)))
         assert result.exit_code == 2
         assert "no cell has finished" in result.stderr
 
-    def test_what_is_no_run_directory_is_refused(self, reporting: None, tmp_path: Path) -> None:
+    def test_what_is_no_run_directory_is_refused(self, tmp_path: Path) -> None:
         result = invoke("report", str(tmp_path))
         assert result.exit_code == 2
         assert result.stderr.startswith(f"error: {tmp_path}: not a run directory")
+
+    def test_a_report_that_cannot_be_written_is_one_line(self, tmp_path: Path) -> None:
+        path = self.written(tmp_path / "run", num_records=1)
+        (path / "tables").write_text("in the way")
+        result = invoke("report", str(path))
+        assert result.exit_code == 3
+        assert result.stderr.startswith(f"error: {path}: the report cannot be written: ")

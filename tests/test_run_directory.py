@@ -25,7 +25,7 @@ from factories import (
 from msgspec.structs import replace
 
 from offload_eval.core.records import RunRecord
-from offload_eval.errors import InputError
+from offload_eval.errors import InputError, UnableError
 from offload_eval.store.run_directory import RunDirectory
 
 EXPERIMENT = make_experiment()
@@ -163,7 +163,7 @@ class TestRecords:
             return write(file, content[: len(content) // 2])
 
         monkeypatch.setattr(os, "write", half_then_full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(UnableError, match=r"cannot be written: No space left on device; .* --resume"):
             run.append(make_streamed())
         monkeypatch.undo()
         run.append(make_streamed())

@@ -68,7 +68,8 @@ def check_reference(record: RunRecord) -> Finding | None:
     return Finding(
         code="no_reference",
         severity="warning",
-        message="fidelity was planned but there is none. Suspected cause: the baseline gave no reference logits.",
+        message="fidelity was planned but there is none. Suspected cause: the baseline gave no reference logits, or "
+        "is itself given a single prompt token, which cannot be prefilled in chunks.",
         remedy="Get the baseline of this workload to finish, then run the cell again.",
         run_ids=(record.run_id,),
     )

@@ -83,7 +83,7 @@ def strategy_bound(
         sessions=sessions,
         assumptions=(
             *card.assumptions,
-            f"Every session holds {workload.cached_tokens:,} tokens, at {rows.bits} bits a value before any quantizer.",
+            f"Every session holds {workload.cached_tokens:,} tokens, {rows.bits} bits a value before any quantizer.",
             "Activations, logits, quantizer transients, fragmentation and paging are not counted.",
         ),
     )

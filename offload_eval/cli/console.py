@@ -6,6 +6,7 @@ from typing import Final, NoReturn
 
 from rich.console import Console
 
+PIPE_WIDTH: Final = 120
 PIPE_CLOSED: Final = 141
 """Exit code when the reader of standard output went away, as a shell shows it for any tool."""
 
@@ -21,8 +22,9 @@ class _PipeConsole(Console):
 
 
 def result_console() -> Console:
-    """Returns the console for what was asked for."""
-    return _PipeConsole()
+    """Returns the console for what was asked for; in a pipe, wide enough for every table."""
+    is_free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return _PipeConsole(width=PIPE_WIDTH if is_free else None)
 
 
 def progress_console() -> Console:

@@ -150,10 +150,11 @@ def required_minimums() -> dict[str, str]:
 
 
 def _cpu_check(packages: list[Check]) -> Check:
-    lacking = [check.name for check in packages if check.required and check.status == "missing"]
+    lacking = [check for check in packages if check.required and check.status == "missing"]
     if lacking:
-        detail = f"cannot run without {', '.join(lacking)}"
-        return Check(name="device cpu", status="missing", detail=detail, remedy="see below", required=True)
+        detail = f"cannot run without {', '.join(check.name for check in lacking)}"
+        remedy = " && ".join(check.remedy for check in lacking)
+        return Check(name="device cpu", status="missing", detail=detail, remedy=remedy, required=True)
     return Check(name="device cpu", status="ok", detail="evidence: emulated", required=True)
 
 
@@ -161,19 +162,16 @@ def _cuda_check(machine: Machine) -> Check:
     def lacks(detail: str, remedy: str) -> Check:
         return Check(name="device cuda", status="missing", detail=detail, remedy=remedy)
 
+    install_torch = f"pip install --force-reinstall torch=={tested_versions()['torch']}"
     if find_spec("torch") is None:
-        return lacks("torch is not installed", "see below")
+        return lacks("torch is not installed", install_torch)
     import torch
 
     if torch.cuda.is_available():
         name = machine.accelerator.name if machine.accelerator else "a ROCm device"
         return Check(name="device cuda", status="ok", detail=f"evidence: measured; {name}")
     if machine.cuda is None:
-        return lacks(
-            f"torch {torch.__version__} is built for CPUs only",
-            f"pip install --force-reinstall torch=={tested_versions()['torch']} "
-            "--index-url https://download.pytorch.org/whl/cu130",
-        )
+        return lacks(f"torch {torch.__version__} is built for CPUs only", install_torch)
     if machine.accelerator is None:
         return lacks("no GPU is visible to this process", "nvidia-smi; echo $CUDA_VISIBLE_DEVICES")
     detail = f"{machine.accelerator.name} is there, but torch for CUDA {machine.cuda} cannot use it"

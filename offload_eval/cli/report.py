@@ -7,7 +7,7 @@ import msgspec
 from offload_eval.cli.console import print_json, result_console
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.records import RunRecord
-from offload_eval.errors import ExitCode, InputError
+from offload_eval.errors import ExitCode, InputError, UnableError
 from offload_eval.reporting.report import write_report
 from offload_eval.reporting.terminal import render_terminal
 from offload_eval.store.run_directory import RunDirectory
@@ -28,8 +28,15 @@ def report_command(*, run_dir: Path, json_output: bool) -> int:
 
 
 def show_report(run_dir: Path, experiment: Experiment, records: list[RunRecord], *, json_output: bool) -> None:
-    """Writes the report files into `run_dir` and prints the table, or JSON that says what was written."""
-    files = write_report(run_dir, experiment, records)
+    """Writes the report files into `run_dir` and prints the table, or JSON that says what was written.
+
+    Raises:
+        UnableError: The report cannot be written.
+    """
+    try:
+        files = write_report(run_dir, experiment, records)
+    except OSError as error:
+        raise UnableError(f"{run_dir}: the report cannot be written: {error.strerror}") from error
     if json_output:
         print_json(_summary(run_dir, records, files))
         return

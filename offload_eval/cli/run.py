@@ -11,6 +11,7 @@ from rich.table import Table
 from offload_eval.bounds.strategy_bound import strategy_bound
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.progress import open_progress
+from offload_eval.cli.report import show_report
 from offload_eval.core.experiment import Experiment, RunSpec, content_hash
 from offload_eval.core.judgement import Bound
 from offload_eval.core.records import RunRecord
@@ -63,7 +64,8 @@ def run_command(
     with opened as directory:
         _run(asked, checked, directory, cells)
         records = _records_of(cells, directory)
-    return _finish(directory, asked, records, json_output=json_output)
+    show_report(path, asked, records, json_output=json_output)
+    return ExitCode.FELL_SHORT if any(record.status in _FELL_SHORT for record in records) else ExitCode.DONE
 
 
 def _run(experiment: Experiment, checked: Preflight, directory: RunDirectory, cells: list[RunSpec]) -> None:
@@ -73,46 +75,14 @@ def _run(experiment: Experiment, checked: Preflight, directory: RunDirectory, ce
         with open_progress(progress_console(), num_cells) as progress:
             Session(experiment, checked, directory, progress).run(cells)
     except KeyboardInterrupt:
-        progress_console().print(
-            f"interrupted; the finished cells are kept: continue with --resume --out {shlex.quote(str(directory.path))}"
-        )
+        path = shlex.quote(str(directory.path))
+        progress_console().print(f"interrupted; finished cells are kept: continue with --resume --out {path}")
         raise
 
 
 def _records_of(cells: list[RunSpec], directory: RunDirectory) -> list[RunRecord]:
     wanted = {content_hash(spec) for spec in cells}
     return [record for record in directory.records() if record.run_id in wanted]
-
-
-def _finish(directory: RunDirectory, experiment: Experiment, records: list[RunRecord], *, json_output: bool) -> int:
-    from offload_eval.reporting.report import write_report
-    from offload_eval.reporting.terminal import render_terminal
-
-    files = write_report(directory.path, experiment, records)
-    if json_output:
-        print_json(_summary(directory, records, files))
-    else:
-        console = result_console()
-        console.print(render_terminal(experiment, records))
-        console.print(f"report: {files[0]}", soft_wrap=True)
-    fell_short = any(record.status in _FELL_SHORT for record in records)
-    return ExitCode.FELL_SHORT if fell_short else ExitCode.DONE
-
-
-def _summary(directory: RunDirectory, records: list[RunRecord], files: list[Path]) -> str:
-    cells = [
-        {
-            "run_id": record.run_id,
-            "workload": record.spec.workload.label,
-            "strategy": record.spec.strategy.label,
-            "status": record.status,
-            "evidence": record.evidence,
-            "failure": record.failure,
-        }
-        for record in records
-    ]
-    summary = {"run_dir": str(directory.path), "files": [str(file) for file in files], "cells": cells}
-    return msgspec.json.encode(summary).decode()
 
 
 def _default_directory(experiment: Experiment) -> Path:
@@ -126,7 +96,8 @@ def _show_cells(cells: list[RunSpec], checked: Preflight, *, json_output: bool) 
             {"run_id": content_hash(spec), "spec": spec, "bound": bound, "refusal": _refusal(spec, checked)}
             for spec, bound in zip(cells, bounds, strict=True)
         ]
-        print_json(msgspec.json.encode({"device": checked.device, "model": checked.model, "cells": rows}).decode())
+        document = {"device": checked.device, "model": checked.model, "cells": rows}
+        print_json(msgspec.json.encode(document).decode())
         return
     console = result_console()
     console.print(_cells_table(cells, bounds, checked))
@@ -135,7 +106,9 @@ def _show_cells(cells: list[RunSpec], checked: Preflight, *, json_output: bool) 
 
 
 def _cells_table(cells: list[RunSpec], bounds: list[Bound | None], checked: Preflight) -> Table:
-    table = Table(box=SIMPLE, title=f"{len(cells)} cells on {checked.device}; every number is analytic, an upper bound")
+    table = Table(
+        box=SIMPLE, title=f"{len(cells)} cells on {checked.device}; every number is analytic, an upper bound"
+    )
     for name in ("workload", "strategy"):
         table.add_column(name, overflow="fold")
     for name in (

@@ -96,6 +96,7 @@ def generate(
         use_cache=True,
         prefill_chunk_size=prefill_chunk_tokens,
     )
+    model.generation_config = config  # generate() fills what a config leaves unset from here: a stop token, say
     arguments = {} if cache is None else {cache_argument(model): cache}
     attention_mask = torch.ones_like(prompt_BN)
     clock.started = time.perf_counter()

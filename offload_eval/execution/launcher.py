@@ -1,9 +1,11 @@
 """Starts worker processes from a fork server that has imported the frameworks and touched no device."""
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ from typing import Any
 from offload_eval.core.experiment import Experiment, RunSpec
 from offload_eval.errors import UnableError
 from offload_eval.execution.messages import PassStarted, Preflight, Ready, Refused, WorkerSetup
-from offload_eval.execution.worker import preflight_main, worker_main
+from offload_eval.execution.worker import kill_descendants, preflight_main, worker_main
 
 _LOG_TAIL_LINES = 12
 _KILL_WAIT_S = 30.0
+_POLL_S = 3600.0
+"""Longest single wait: the system call takes no more than 24 days, and a timeout may be longer."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,8 @@ class Died:
     def message(self) -> str:
         """How it ended, with the last lines it wrote."""
         code = self.exit_code
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        hint = " (killed: the kernel does that when host memory runs out)" if code == -9 else ""
+        how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code} ({_signal_name(-code)})"
+        hint = "; the kernel sends it when host memory runs out" if code == -signal.SIGKILL else ""
         return f"the worker ended with {how}{hint}" + (f"\n{self.log_tail}" if self.log_tail else "")
 
 
@@ -48,7 +52,9 @@ class WorkerProcess:
         context.set_forkserver_preload(["offload_eval.execution.preload"])
         self._connection, theirs = context.Pipe()
         self._log_path = log_path
+        self._log_start_bytes = log_path.stat().st_size if log_path is not None and log_path.exists() else 0
         self._process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        _start_fork_server()
         self._process.start()
         theirs.close()
 
@@ -68,13 +74,16 @@ class WorkerProcess:
         """Waits for the next message that is not a PassStarted, and hands those on as they come."""
         deadline = time.monotonic() + timeout_s
         while True:
-            if not self._connection.poll(max(0.0, deadline - time.monotonic())):
+            remaining_s = deadline - time.monotonic()
+            if not self._connection.poll(min(max(0.0, remaining_s), _POLL_S)):
+                if remaining_s > _POLL_S:
+                    continue
                 self.kill()
                 return TimedOut(timeout_s)
             message = _receive(self._connection)
             if message is None:
                 self._process.join(_KILL_WAIT_S)
-                return Died(self._process.exitcode, _tail(self._log_path))
+                return Died(self._process.exitcode, _tail(self._log_path, self._log_start_bytes))
             if not isinstance(message, PassStarted):
                 return message
             on_pass(message)
@@ -86,10 +95,12 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Ends the child now."""
+        """Ends the child now, and what it has started."""
         if self._process.is_alive():
             self._process.kill()
             self._process.join(_KILL_WAIT_S)
+        if self._process.pid is not None:
+            kill_descendants(self._process.pid)
 
 
 def preflight(experiment: Experiment, timeout_s: float) -> Preflight:
@@ -145,14 +156,32 @@ class Worker:
         self._process.kill()
 
 
+def _start_fork_server() -> None:
+    """Starts it with interrupts blocked, for good and for all its children: the session decides what Ctrl-C ends."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
 def _receive(connection: Connection) -> Any | None:
     try:
         return connection.recv()
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):  # OSError: the child died in the middle of a message
         return None
 
 
-def _tail(log_path: Path | None) -> str:
+def _tail(log_path: Path | None, start_bytes: int) -> str:
+    """The last lines that this child wrote; what stands before them is another's."""
     if log_path is None or not log_path.exists():
         return ""
-    return "\n".join(log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+    text = log_path.read_bytes()[start_bytes:].decode(errors="replace")
+    return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.core.experiment import ModelSpec
@@ -47,7 +47,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> Any:
-    """Loads the model onto the device, ready to generate, with no generation defaults of its own."""
+    """Loads the model onto the device, ready to generate."""
     arguments: dict[str, Any] = {
         "dtype": getattr(torch, spec.dtype),
         "attn_implementation": spec.attn_implementation,
@@ -62,7 +62,6 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
             # Without it the weights would stay in GGUF blocks.
             arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model = AutoModelForCausalLM.from_pretrained(**(_pretrained_arguments(spec) | arguments), device_map=device)
-    model.generation_config = GenerationConfig()
     return model.eval()
 
 

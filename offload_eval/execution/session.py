@@ -12,7 +12,7 @@ from offload_eval.core.records import Failure, RunRecord
 from offload_eval.execution.launcher import Died, TimedOut, Worker
 from offload_eval.execution.messages import CellResult, LoadFailed, PassStarted, Preflight, WorkerSetup
 from offload_eval.execution.reference import ReferenceFiles
-from offload_eval.store.run_directory import RunDirectory
+from offload_eval.store.run_directory import FINISHED, RunDirectory
 
 
 class SessionObserver(Protocol):
@@ -61,20 +61,32 @@ class Session:
         self._directory = directory
         self._observer = observer
         self._worker: Worker | None = None
+        self._new_references: set[str] = set()
+        """Labels of the workloads whose baseline has run in this session."""
 
     def run(self, cells: Sequence[RunSpec]) -> None:
-        """Runs the cells that are not finished, and appends a record as each one ends."""
-        finished = self._directory.finished_run_ids()
-        missing = [spec for spec in cells if content_hash(spec) not in finished]
+        """Runs the cells that are not finished, and appends a record as each one ends.
+
+        A baseline that had failed and runs again may leave tokens that were not there before: cells that ran
+        without them then run once more.
+        """
+        records = {record.run_id: record for record in self._directory.records()}
         self._write_prompts()
         try:
-            for _, strategy_cells in groupby(missing, key=lambda spec: spec.strategy):
-                self._run_strategy(list(strategy_cells))
+            for _, strategy_cells in groupby(cells, key=lambda spec: spec.strategy):
+                missing = [spec for spec in strategy_cells if self._must_run(spec, records.get(content_hash(spec)))]
+                self._run_strategy(missing)
         finally:
             self._drop_worker(kill=True)
         if all(content_hash(spec) in self._directory.finished_run_ids() for spec in cells):
             for workload in self._experiment.workloads:
                 self._reference(workload.label).drop_logits()
+
+    def _must_run(self, spec: RunSpec, record: RunRecord | None) -> bool:
+        if record is None or record.status not in FINISHED:
+            return True
+        ran_without_tokens = record.status != "unsupported" and record.fidelity is None
+        return ran_without_tokens and spec.workload.label in self._new_references
 
     def _run_strategy(self, cells: Sequence[RunSpec]) -> None:
         for spec in cells:
@@ -83,6 +95,8 @@ class Session:
             record = self._record(spec, result)
             self._directory.append(record)
             self._observer.cell_finished(record)
+            if spec.is_baseline and self._reference(spec.workload.label).tokens.exists():
+                self._new_references.add(spec.workload.label)
         self._drop_worker(kill=False)
 
     def _run_cell(self, spec: RunSpec) -> CellResult:

@@ -1,11 +1,15 @@
 """The process that runs one strategy's cells: it loads the model once and answers one cell at a time."""
 
 import ctypes
+import gc
+import multiprocessing
 import os
 import signal
 import sys
 import sysconfig
+import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 def preflight_main(connection: Connection, experiment: Experiment, log_path: Path | None) -> None:
     """Body of the process that checks an experiment; sends a Preflight or a Refused."""
-    _become_worker(log_path)
+    become_worker(log_path)
     from offload_eval.execution.preflight import run_preflight
 
     try:
@@ -32,7 +36,7 @@ def preflight_main(connection: Connection, experiment: Experiment, log_path: Pat
 
 def worker_main(connection: Connection, setup: WorkerSetup) -> None:
     """Body of a worker; answers every RunSpec with a CellResult until the connection closes."""
-    _become_worker(setup.log_path)
+    become_worker(setup.log_path)
     import torch
 
     from offload_eval.execution.cell import measure_cell
@@ -56,6 +60,7 @@ def worker_main(connection: Connection, setup: WorkerSetup) -> None:
         contention_ratio=contention_ratio,
         load_s=time.perf_counter() - started,
     )
+    gc.freeze()  # a collection would walk all of torch and transformers, in the middle of what is timed
     connection.send(Ready())
 
     def report(name: str, index: int, total: int) -> None:
@@ -69,12 +74,39 @@ def worker_main(connection: Connection, setup: WorkerSetup) -> None:
         connection.send(measure_cell(spec, model, device, setup.reference_dir, conditions, report))
 
 
-def _become_worker(log_path: Path | None) -> None:
-    """Ties this process's life to its parent's, and keeps upstream's output out of the terminal."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session decides what an interrupt ends
+def kill_descendants(worker_pid: int) -> None:
+    """Kills what a worker has started, such as the compilers of an extension, and what that started in turn.
+
+    A worker leads a session of its own. Its process group would not do: ninja gives every compiler another one.
+    """
+    seen = {worker_pid}
+    while new := _session_members(worker_pid) - seen:
+        for pid in new:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        seen |= new
+
+
+def _session_members(session_id: int) -> set[int]:
+    entries = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return {int(entry.name) for entry in entries if _session_id(entry) == session_id}
+
+
+def _session_id(process: Path) -> int | None:
+    try:
+        stat = (process / "stat").read_text(errors="replace")
+    except OSError:  # it has ended since
+        return None
+    return int(stat.rpartition(")")[2].split()[3])
+
+
+def become_worker(log_path: Path | None) -> None:
+    """Ties this process's life to its parents', and keeps upstream's output out of the terminal."""
+    os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
-        os._exit(1)  # the parent died before the line above took hold
+        os._exit(1)  # the fork server died before the line above took hold
+    threading.Thread(target=_end_with_session, daemon=True).start()
     log = os.open(log_path or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
@@ -84,3 +116,12 @@ def _become_worker(log_path: Path | None) -> None:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+
+
+def _end_with_session() -> None:
+    """Waits for the process that runs the session to die: the fork server stays while it has children."""
+    session = multiprocessing.parent_process()
+    assert session is not None
+    session.join()
+    kill_descendants(os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)

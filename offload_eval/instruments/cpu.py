@@ -64,11 +64,11 @@ class CpuLink:
             self._memory.enter(buffer)
         return buffer
 
-    def h2d(self, device: torch.Tensor, host: torch.Tensor, after: Sequence[Transfer] = ()) -> CpuTransfer:
+    def h2d(self, device: torch.Tensor, host: torch.Tensor, after: Sequence[Transfer] = ()) -> CpuTransfer:  # noqa: ARG002
         """Submits a copy into the device tier."""
         return self._submit("h2d", device, host)
 
-    def d2h(self, host: torch.Tensor, device: torch.Tensor, after: Sequence[Transfer] = ()) -> CpuTransfer:
+    def d2h(self, host: torch.Tensor, device: torch.Tensor, after: Sequence[Transfer] = ()) -> CpuTransfer:  # noqa: ARG002
         """Submits a copy into the host tier."""
         return self._submit("d2h", host, device)
 

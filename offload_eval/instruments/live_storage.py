@@ -95,7 +95,7 @@ class LiveStorageTracker(TorchDispatchMode):
     """Enters the storage of every operator's result into a `TieredMemory` while the mode is on."""
 
     def __init__(self, memory: TieredMemory) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped upstream
         self.memory = memory
 
     def __torch_dispatch__(

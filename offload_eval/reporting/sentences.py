@@ -148,7 +148,7 @@ def _kv_saved(comparison: Comparison, record: RunRecord) -> str | None:
     held = _kv_held(record)
     if comparison.kv_device_saved_bytes is None:
         return held
-    return f"{held} (on the device {_less_or_more(comparison.kv_device_saved_bytes)})"
+    return f"{held} ({_less_or_more(comparison.kv_device_saved_bytes)} on the device)"
 
 
 def _kv_held(record: RunRecord) -> str | None:

@@ -36,7 +36,7 @@ def render_terminal(experiment: Experiment, records: Sequence[RunRecord]) -> Ren
     """
     parts: list[RenderableType] = []
     for workload, sentences in workload_sentences(experiment, records).items():
-        parts.append(Text(workload, style="bold"))
+        parts.append(Text(one_line(workload), style="bold"))
         parts += [Text(f"  {one_line(sentence)}") for sentence in sentences]
     ordered = recorded(experiment_cells(experiment, records))
     if ordered:
@@ -55,9 +55,9 @@ def _strategy_table(records: Sequence[RunRecord]) -> Table:
     for record, row in zip(records, rows, strict=True):
         if record.spec.workload.label != workload:
             workload = record.spec.workload.label
-            table.add_row(Text(workload, style="bold"))
+            table.add_row(Text(one_line(workload), style="bold"))
         name = record.spec.strategy.label + ("" if record.status == "ok" else f" ({record.status})")
-        table.add_row(*(Text(cell) for cell in (name, *row)))
+        table.add_row(*(Text(one_line(cell)) for cell in (name, *row)))
     return table
 
 

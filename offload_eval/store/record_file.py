@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from offload_eval.core.records import SCHEMA_VERSION, RunRecord
-from offload_eval.errors import InputError
+from offload_eval.errors import InputError, UnableError
 
 
 class _Header(msgspec.Struct):
@@ -49,6 +49,7 @@ class RecordWriter:
     """Appends records to one file, which it creates."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         is_new = not path.exists()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         if is_new:
@@ -59,7 +60,7 @@ class RecordWriter:
 
         Raises:
             ValueError: The record would not be read back as it is, as when a number in it is not finite.
-            OSError: The disk refused it; nothing of it is left in the file.
+            UnableError: The disk refused it; nothing of it is left in the file.
         """
         line = msgspec.json.encode(record)
         _require_round_trip(record, line)
@@ -67,10 +68,11 @@ class RecordWriter:
         try:
             _write_all(self._descriptor, line + b"\n")
             os.fsync(self._descriptor)
-        except OSError:
+        except OSError as error:
             # A torn line in the middle would make every later one unreadable.
             os.ftruncate(self._descriptor, size_bytes)
-            raise
+            problem = f"record {record.run_id} cannot be written: {error.strerror}"
+            raise UnableError(f"{self._path}: {problem}; mend that, and continue with --resume") from error
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""

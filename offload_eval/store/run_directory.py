@@ -136,6 +136,7 @@ class RunDirectory:
         Raises:
             RuntimeError: The directory was opened by `read`, or is closed.
             ValueError: The record would not be read back as it is, as when a number in it is not finite.
+            UnableError: The disk refused it; what was recorded before is kept.
         """
         if self._writer is None:
             raise RuntimeError(f"{self.path}: not open for writing; use RunDirectory.create or resume")

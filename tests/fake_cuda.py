@@ -1,0 +1,167 @@
+"""Stand-ins for torch.cuda's streams and events: a device that runs late, in simulated time, on a CPU.
+
+Submitted work is queued. `run` plays the streams: each in its own order, all side by side, every piece of work
+as early as its waits allow; then its effects happen in the order in which it ended. So what is submitted without
+a wait it needed sees, or leaves, the wrong data whenever the durations are chosen to tell.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(eq=False)
+class Mark:
+    """One recording of an event; `time_s` is None until the stream has come to it."""
+
+    time_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    mark: Mark
+
+
+@dataclass(frozen=True)
+class Work:
+    duration_s: float
+    effect: Callable[[], object]
+
+
+class FakeStream:
+    def __init__(self, cuda: "FakeCuda") -> None:
+        self.queue: list[Mark | Wait | Work] = []
+        self.now_s = 0.0
+        self._cuda = cuda
+
+    def wait_event(self, event: "FakeEvent") -> None:
+        if self._cuda.makes_wait() and event.mark is not None:
+            self.queue.append(Wait(event.mark))
+
+
+class FakeEvent:
+    def __init__(self, *, timed: bool) -> None:
+        self.mark: Mark | None = None
+        self.timed = timed
+
+    def record(self, stream: FakeStream) -> None:
+        self.mark = Mark()
+        stream.queue.append(self.mark)
+
+    def query(self) -> bool:
+        return self.mark is None or self.mark.time_s is not None
+
+    def elapsed_time(self, ended: "FakeEvent") -> float:
+        assert self.timed, "CUDA refuses to read an event made without timing"
+        assert ended.timed
+        return (ended.mark.time_s - self.mark.time_s) * 1000
+
+
+def _copy(target: torch.Tensor | None, source: torch.Tensor | None) -> None:
+    """A queue holds no tensor, as CUDA's does not: whoever submits a copy keeps both alive."""
+    assert target is not None, "the target was freed before the copy ran"
+    assert source is not None, "the source was freed before the copy ran"
+    target.copy_(source)
+
+
+class FakeCuda(TorchDispatchMode):
+    """While open, torch.cuda's streams and events are these, and `copy_` is queued on the current stream.
+
+    Args:
+        dropped_wait: Which wait, counted from 0, is silently not made: a planted fault.
+    """
+
+    def __init__(self, dropped_wait: int | None = None) -> None:
+        super().__init__()
+        self.compute_stream = FakeStream(self)
+        self.copy_s = 1.0
+        self.num_waits = 0
+        self.num_events = 0
+        self._dropped_wait = dropped_wait
+        self._streams = [self.compute_stream]
+        self._current = self.compute_stream
+        self._playing = False
+
+    def __enter__(self) -> "FakeCuda":
+        names = {
+            "Stream": self._new_stream,
+            "Event": self._new_event,
+            "current_stream": lambda _device: self._current,
+            "stream": self._on_stream,
+            "synchronize": lambda _device: self.run(),
+        }
+        self._patch = mock.patch.multiple(torch.cuda, **names)
+        self._patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        super().__exit__(*exc_info)
+        self._patch.stop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.copy_.default or self._playing:
+            return func(*args, **(kwargs or {}))
+        target, source, non_blocking = args
+        assert non_blocking, "a blocking copy would stop the host"
+        held = weakref.ref(target), weakref.ref(source)
+        self._current.queue.append(Work(self.copy_s, lambda: _copy(*(reference() for reference in held))))
+        return target
+
+    def compute(self, duration_s: float, effect: Callable[[], object] = lambda: None) -> None:
+        """Submits computation to the compute stream."""
+        self.compute_stream.queue.append(Work(duration_s, effect))
+
+    def run(self) -> None:
+        """Plays everything submitted so far."""
+        ended: list[tuple[float, Callable[[], object]]] = []
+        while any(self._advance(stream, ended) for stream in self._streams):
+            pass
+        assert not any(stream.queue for stream in self._streams), "streams wait for each other"
+        self._playing = True
+        for _, effect in sorted(ended, key=lambda item: item[0]):
+            effect()
+        self._playing = False
+
+    @staticmethod
+    def _advance(stream: FakeStream, ended: list[tuple[float, Callable[[], object]]]) -> bool:
+        moved = False
+        while stream.queue:
+            head = stream.queue[0]
+            if isinstance(head, Wait):
+                if head.mark.time_s is None:
+                    break
+                stream.now_s = max(stream.now_s, head.mark.time_s)
+            elif isinstance(head, Mark):
+                head.time_s = stream.now_s
+            else:
+                stream.now_s += head.duration_s
+                ended.append((stream.now_s, head.effect))
+            stream.queue.pop(0)
+            moved = True
+        return moved
+
+    def makes_wait(self) -> bool:
+        """Counts a wait, and says whether it is made."""
+        self.num_waits += 1
+        return self.num_waits - 1 != self._dropped_wait
+
+    def _new_stream(self, device: torch.device) -> FakeStream:
+        assert device.type == "cuda"
+        self._streams.append(FakeStream(self))
+        return self._streams[-1]
+
+    def _new_event(self, enable_timing: bool = False) -> FakeEvent:
+        self.num_events += 1
+        return FakeEvent(timed=enable_timing)
+
+    @contextmanager
+    def _on_stream(self, stream: FakeStream) -> Iterator[None]:
+        previous, self._current = self._current, stream
+        yield
+        self._current = previous

@@ -1,0 +1,136 @@
+"""transformers' offloading cache with our meters on it, run on tensors without data.
+
+No GPU is needed to count its copies: the fake device `meta` is the device tier and `cpu` is the host, and the two
+CUDA calls that upstream makes by name are stand-ins that record their order.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig
+
+from offload_eval.core.experiment import OffloadedSpec
+from offload_eval.core.records import Direction
+from offload_eval.errors import UpstreamChangedError
+from offload_eval.strategies import offloaded
+from offload_eval.strategies.offloaded import Offloaded
+from offload_eval.strategies.upstream import require_methods
+
+LAYERS, BATCH, KV_HEADS, HEAD_DIM, PROMPT = 4, 3, 2, 8, 11
+CONFIG = AutoConfig.for_model(
+    "llama", num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM
+)
+
+
+class Stream:
+    """Stands in for torch.Stream."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.waits = 0
+
+    def wait_stream(self, _: "Stream") -> None:
+        self.waits += 1
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class CountingLink:
+    """Counts what the meters report."""
+
+    def __init__(self) -> None:
+        self.copies: list[tuple[Direction, int]] = []
+        self.waits = 0
+
+    @contextmanager
+    def _count(self, copy: tuple[Direction, int] | None) -> Iterator[None]:
+        if copy is None:
+            self.waits += 1
+        elif copy[1]:
+            self.copies.append(copy)
+        yield
+
+    def meter_copy(self, direction: Direction, num_bytes: int) -> AbstractContextManager[None]:
+        return self._count((direction, num_bytes))
+
+    def meter_wait(self) -> AbstractContextManager[None]:
+        return self._count(None)
+
+    def take(self, direction: Direction) -> int:
+        total = sum(num_bytes for way, num_bytes in self.copies if way == direction)
+        self.copies = [copy for copy in self.copies if copy[0] != direction]
+        return total
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    default = Stream()
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda _device=None: default)
+    return default
+
+
+def forward(cache: Any, num_tokens: int) -> None:
+    for layer in range(LAYERS):
+        states = torch.empty(BATCH, KV_HEADS, num_tokens, HEAD_DIM, dtype=torch.bfloat16, device="meta")
+        cache.update(states, states, layer)
+
+
+def test_bytes_of_a_decode_step_are_the_whole_cache_both_ways(streams: Stream):
+    """With S cached tokens: H2D 2*B*Hkv*S*D*b a layer, D2H 2*B*Hkv*(S+1)*D*b a layer."""
+    link = CountingLink()
+    token_bytes = LAYERS * BATCH * KV_HEADS * 2 * HEAD_DIM * 2
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        cache = Offloaded(OffloadedSpec()).build_cache(CONFIG, link, 99)
+        forward(cache, PROMPT)
+        # The last layer's update prefetches the first again, for the step to come.
+        assert (link.take("h2d"), link.take("d2h")) == (PROMPT * token_bytes // LAYERS, PROMPT * token_bytes)
+        for cached in range(PROMPT, PROMPT + 3):
+            forward(cache, 1)
+            fetched, written = link.take("h2d"), link.take("d2h")
+            assert fetched == cached * token_bytes + token_bytes // LAYERS
+            assert written == (cached + 1) * token_bytes
+
+
+def test_every_layer_waits_for_its_prefetch_and_for_its_own_copy_back(streams: Stream):
+    link = CountingLink()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        forward(Offloaded(OffloadedSpec()).build_cache(CONFIG, link, 99), 1)
+    assert link.waits == 2 * LAYERS
+    assert streams.waits == 2 * LAYERS, "our wait comes before upstream's own, which is kept"
+
+
+def test_a_cpu_is_refused_before_any_model_is_loaded():
+    strategy = Offloaded(OffloadedSpec())
+    assert "cannot run on cpu" in (strategy.refusal("cpu", CONFIG) or "")
+    assert strategy.refusal("cuda", CONFIG) is None
+
+
+def test_upstream_on_a_cpu_really_fails():
+    """The refusal is upstream's own: were this to pass one day, the refusal must go."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=CONFIG, offloading=True)
+    with pytest.raises((AssertionError, RuntimeError)):
+        cache.update(torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), 0)
+
+
+def test_encoder_decoder_models_are_refused():
+    assert "encoder-decoder" in (Offloaded(OffloadedSpec()).refusal("cuda", AutoConfig.for_model("t5")) or "")
+
+
+def test_a_changed_upstream_is_named(monkeypatch: pytest.MonkeyPatch):
+    class Changed:
+        def update(self) -> None: ...
+
+    with pytest.raises(UpstreamChangedError, match="Changed has no offload, prefetch"):
+        require_methods(Changed, "update", "offload", "prefetch")
+    monkeypatch.setattr(offloaded, "DynamicCache", Changed)
+    with pytest.raises(UpstreamChangedError, match="offload, prefetch"):
+        Offloaded(OffloadedSpec()).build_cache(CONFIG, CountingLink(), 9)

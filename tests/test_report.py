@@ -1,0 +1,441 @@
+"""Reports over records. The Markdown is read back with an independent parser, markdown-it."""
+
+import html
+import io
+import re
+
+import pandas as pd
+import pytest
+from factories import (
+    DYNAMIC,
+    STREAMED,
+    make_budget,
+    make_experiment,
+    make_facts,
+    make_failure,
+    make_fidelity,
+    make_machine,
+    make_phase,
+    make_quantized,
+    make_record,
+    make_spec,
+    make_streamed,
+    make_timing,
+    make_trial,
+    make_trials,
+    make_workload,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from offload_eval.core.experiment import ModelSpec, OffloadedSpec, QuantizedSpec
+from offload_eval.core.records import Conditions
+from offload_eval.reporting import markdown
+from offload_eval.reporting.display import byte_scale, one_line, show_bytes, show_count, show_ms, show_number
+from offload_eval.reporting.report import render_report, write_report
+from offload_eval.reporting.sentences import workload_sentences
+from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
+from offload_eval.reporting.terminal import render_terminal
+
+EMULATED = "emulated on a CPU: the link and the device are this CPU's"
+HOSTILE = "a|b\nc `d` ``e`` <script>x</script> **f** [g](http://h) \\| \x1b[31m\u202e # _i_ ~~j~~ $k$ &lt;"
+PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+
+
+def clean_records():
+    return [make_record(), make_streamed(), make_quantized()]
+
+
+def tables_of(text):
+    """Every table of a Markdown text, as rows of cells as a reader sees them."""
+    rendered = PARSER.render(text)
+    return [
+        [
+            [_shown(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+            for row in re.findall(r"<tr>(.*?)</tr>", table, re.S)
+        ]
+        for table in re.findall(r"<table>(.*?)</table>", rendered, re.S)
+    ]
+
+
+def _shown(cell):
+    return html.unescape(re.sub(r"</?(code|strong|em)>", "", cell))
+
+
+def table_with(text, title):
+    (found,) = [table for table in tables_of(text) if title in table[0]]
+    return found
+
+
+def sentences_of(records, **changes):
+    return workload_sentences(make_experiment(**changes), records)["small"]
+
+
+def printed(renderable, width=100):
+    console = Console(width=width, file=io.StringIO(), force_terminal=False, color_system=None)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+class TestDisplay:
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [(None, "-"), (0, "0"), (0.0, "0"), (12, "12.00"), (12345.6, "12,346"), (0.00123456, "0.001235"),
+         (1.5e-9, "1.50e-09"), (-2.5, "-2.500"), (float("inf"), "inf")],
+    )  # fmt: skip
+    def test_numbers_keep_four_significant_digits(self, value, shown):
+        assert show_number(value) == shown
+
+    def test_missing_is_a_dash_and_zero_is_a_zero(self):
+        scale = byte_scale([None])
+        assert (show_count(None), show_ms(None), show_bytes(None, scale)) == ("-", "-", "-")
+        assert (show_count(0), show_ms(0.0), show_bytes(0, scale)) == ("0", "0", "0")
+
+    @pytest.mark.parametrize(
+        ("sizes", "unit"),
+        [([], "B"), ([1023], "B"), ([1, 1024], "KiB"), ([None, 3 * 1024**2], "MiB"), ([5, -(1024**3)], "GiB")],
+    )
+    def test_a_column_takes_the_unit_of_its_largest_value(self, sizes, unit):
+        assert byte_scale(sizes).unit == unit
+
+    def test_one_line_drops_controls_and_says_what_it_cuts(self):
+        assert one_line(" a\r\n\tb\x1b[31m\u202ec\udc80 ") == "a b [31m c"
+        assert one_line("abcdef", limit=4) == "abc…"
+
+
+class TestMarkdown:
+    @given(st.lists(st.text(max_size=40), min_size=2, max_size=2))
+    @settings(max_examples=300, deadline=None)
+    def test_no_text_breaks_a_table(self, cells):
+        """A table of any text reads back as that text, cell by cell."""
+        (table,) = tables_of(markdown.render_table(["x", "y"], [cells, ["1", "2"]], "lr"))
+        assert table == [["x", "y"], [one_line(cell) for cell in cells], ["1", "2"]]
+
+    @given(st.text(max_size=40))
+    @settings(max_examples=300, deadline=None)
+    def test_no_text_adds_markup_to_a_list(self, text):
+        """A list item of any text is one paragraph in one list."""
+        rendered = PARSER.render(markdown.bullets(["x" + "y", text]))
+        assert rendered.count("<li>") == 2
+        assert set(re.findall(r"<(\w+)", rendered)) <= {"ul", "li"}
+
+    @pytest.mark.parametrize(
+        "text", ["# a", "1. a", "12) a", "- a", "+ a", "---", "* a", "> a", "<!-- a", "=== a", "    a"]
+    )
+    def test_text_at_the_start_of_a_line_is_text(self, text):
+        assert PARSER.render(markdown.paragraph(text)) == f"<p>{html.escape(text.strip(), quote=False)}</p>\n"
+
+    @pytest.mark.parametrize("text", ["plain", "a|b", "a`b``c", "<b>*c*", "back\\slash"])
+    def test_code_shows_any_text(self, text):
+        (table,) = tables_of(markdown.render_table(["x", "y"], [[markdown.code(text), "2"]], "ll"))
+        assert table[1] == [text, "2"]
+
+    def test_a_row_of_another_length_is_refused(self):
+        with pytest.raises(ValueError, match="1 columns where the header has 2"):
+            markdown.render_table(["x", "y"], [["1"]], "ll")
+        with pytest.raises(ValueError, match="3 columns where the header has 2"):
+            markdown.render_table(["x", "y"], [["1", "2"]], "lll")
+
+    def test_a_fence_outlasts_the_backticks_in_it(self):
+        assert markdown.fence("a ``` b") == "````\na ``` b\n````"
+
+
+class TestFrames:
+    def test_strategies_hold_raw_si_numbers(self):
+        row = strategy_frame(clean_records()).set_index("strategy").loc["streamed"]
+        expected = {
+            "workload": "small", "status": "ok", "evidence": "emulated", "analytic_sessions": 54,
+            "measured_sessions": 45, "ttft_s": 0.5, "prefill_peak_bytes": 1_040_000,
+            "decode_peak_bytes": 1_030_000, "kv_device_bytes": 0, "kv_host_bytes": 32_768,
+            "bytes_moved_per_token": 50_000.0, "mean_kl_nats": 0.0, "top1_agreement_ratio": 1.0,
+        }  # fmt: skip
+        assert {name: row[name] for name in expected} == expected
+        assert row["tpot_s"] == pytest.approx(0.015)
+        assert row["exposed_s_per_token"] == pytest.approx(0.002)
+        # 2 * 157 / (0.5 + 156 * 0.015)
+        assert row["tokens_per_s"] == pytest.approx(314 / 2.84)
+
+    def test_a_cell_without_a_result_has_a_row_of_missing_values(self):
+        (row,) = strategy_frame([make_failure("oom")]).to_dict("records")
+        known = {"workload", "strategy", "status", "evidence", "analytic_sessions", "run_id"}
+        assert {name for name, value in row.items() if not pd.isna(value)} == known
+
+    def test_a_missing_number_leaves_its_column_whole_numbers(self):
+        frame = strategy_frame([make_record(), make_failure("oom")])
+        assert frame["decode_peak_bytes"].tolist()[0] == 1_036_000
+        assert "1036000," in frame.to_csv()
+
+    def test_the_analytic_card(self):
+        frame = analytic_frame(clean_records()).set_index("strategy")
+        # 255 cached tokens * 64 bytes * 2 sessions to the device, one token's 64 bytes * 2 back.
+        streamed = frame.loc["streamed"]
+        assert (streamed["h2d_bytes_per_step"], streamed["d2h_bytes_per_step"]) == (32_640, 128)
+        assert (streamed["kv_device_bytes_per_session"], streamed["kv_host_bytes_per_session"]) == (16_384, 16_384)
+        quantized = frame.loc["quantized-hqq-int4"]
+        assert (quantized["kv_device_bytes_per_session"], quantized["analytic_sessions"]) == (5_896, 152)
+        assert "28 residual tokens" in quantized["assumptions"]
+
+    def test_the_card_is_missing_where_arithmetic_refuses(self):
+        (row,) = analytic_frame([make_record(model=make_facts(shape=None))]).to_dict("records")
+        assert {name for name, value in row.items() if not pd.isna(value)} == {"workload", "strategy", "run_id"}
+
+    def test_every_raw_trial_is_a_row(self):
+        trials = (make_trial(0.25, inter_token_latencies_s=(0.1, 0.30000000000000004)), make_timing(0.5))
+        frame = trials_frame([make_record(trials=trials), make_failure("failed"), make_streamed()])
+        assert frame["trial"].tolist() == [1, 2, 1, 2, 3]
+        assert frame["inter_token_latencies_s"][0] == "0.1 0.30000000000000004"
+        assert frame["tpot_s"].tolist()[:2] == [0.25, 0.5]
+        assert frame["prefill_peak_allocated_bytes"][0] == 1_040_000
+        assert pd.isna(frame["prefill_peak_allocated_bytes"][1])
+        assert pd.isna(frame["peak_host_rss_bytes"]).all()
+
+    @pytest.mark.parametrize("frame_of", [strategy_frame, analytic_frame, trials_frame])
+    def test_no_records_give_an_empty_frame_with_its_columns(self, frame_of):
+        frame = frame_of([])
+        assert len(frame) == 0
+        assert list(frame) == list(frame_of(clean_records()))
+
+
+class TestSentences:
+    def test_a_strategy_that_moves_kv(self):
+        said = sentences_of(clean_records())
+        assert (
+            f"What streamed buys against dynamic ({EMULATED}): at most 54 sessions (against 54 with dynamic) by "
+            "arithmetic; 45 sessions (against 45 with dynamic), extrapolated linearly from the worse peak of a batch "
+            "of 2; device peak the same in prefill and 5.86 KiB lower in decode; KV of the batch of 2: 0 B on the "
+            "device and 32.00 KiB on the host (32.00 KiB lower on the device)."
+        ) in said
+        assert (
+            f"What each token then costs with streamed ({EMULATED}): TPOT 15.00 ms, 1.50 times dynamic's 10.00 ms; "
+            "48.83 KiB across the link; 2.000 ms of waiting for copies; mean KL 0 nats (noise floor 0.00100 nats)."
+        ) in said
+
+    def test_every_time_and_peak_of_an_emulated_run_says_so(self):
+        for sentence in sentences_of([*clean_records(), make_failure("oom", OffloadedSpec())]):
+            assert not re.search(r"TPOT|TTFT|peak|memory|waiting", sentence) or EMULATED in sentence
+
+    def test_a_measured_run_does_not_call_itself_emulated(self):
+        said = " ".join(sentences_of([make_record(evidence="measured"), make_streamed(evidence="measured")]))
+        assert "emulated" not in said
+        assert "What streamed buys against dynamic (measured on the device)" in said
+
+    def test_no_ratio_without_a_denominator(self):
+        untimed = make_record(trials=(make_trial(ttft_s=None, e2e_latency_s=None),), fidelity=None)
+        said = " ".join(sentences_of([untimed, make_streamed()]))
+        assert "TPOT 15.00 ms;" in said
+        assert "times" not in said
+        assert "noise floor unknown" in said
+        assert "no noise floor known" in said
+
+    def test_what_was_not_measured_is_said_or_left_out_but_never_zero(self):
+        bare = make_streamed(trials=make_trials()[1:], fidelity=None, model=make_facts(shape=None))
+        (line,) = [line for line in sentences_of([make_record(), bare]) if line.startswith("What streamed buys")]
+        assert "sessions by arithmetic unknown; sessions from the peak unknown; device peaks not compared." in line
+        (line,) = [line for line in sentences_of([make_record(), bare]) if line.startswith("What each token")]
+        assert line == (
+            f"What each token then costs with streamed ({EMULATED}): TPOT 10.00 ms, 1.00 times dynamic's 10.00 ms; "
+            "KL not measured."
+        )
+
+    def test_a_higher_peak_is_called_higher(self):
+        worse = make_quantized(trials=make_trials(prefill=make_phase(1_042_048)))
+        assert any("device peak 2.00 KiB higher in prefill" in line for line in sentences_of([make_record(), worse]))
+
+    @pytest.mark.parametrize(
+        ("record", "sentence"),
+        [
+            (make_failure("unsupported"), "streamed cannot run here: in prefill: ProblemError: no memory."),
+            (
+                make_failure("oom", conditions=Conditions(cap_bytes=1024**2)),
+                f"streamed does not fit ({EMULATED}): it ran out of memory under a cap of 1.00 MiB, in prefill: "
+                "ProblemError: no memory.",
+            ),
+            (
+                make_failure("timeout"),
+                f"streamed has no result ({EMULATED}): it was given up after 3,600 s, in prefill: ProblemError: no "
+                "memory.",
+            ),
+            (make_failure("failed"), "streamed has no result: it failed in prefill: ProblemError: no memory."),
+        ],
+    )
+    def test_a_cell_without_a_result_is_said_in_words(self, record, sentence):
+        assert sentence in sentences_of([make_record(), record])
+
+    def test_a_cell_that_was_not_run_is_named(self):
+        assert "streamed was not run: there is no record of it." in sentences_of([make_record()])
+
+    def test_a_strategy_without_a_baseline_stands_alone(self):
+        said = " ".join(sentences_of([make_failure("failed", DYNAMIC), make_streamed()]))
+        assert "streamed is compared with nothing: no ok record of dynamic" in said
+        assert "against" not in said
+
+    def test_one_session_is_not_sessions(self):
+        spec = make_spec(budget=make_budget(device_bytes=1_120_000))
+        (line,) = sentences_of([make_record(spec=spec)], strategies=(DYNAMIC,))
+        # 20,000 bytes are left: one of 16,384, and one of 20,000.
+        assert "at most 1 session by arithmetic; 1 session, extrapolated" in line
+
+
+class TestReport:
+    def test_sections_stand_in_the_order_a_reader_needs(self):
+        text = render_report(make_experiment(), clean_records())
+        assert re.findall(r"^## (.*)$", text, re.M) == [
+            "Verdict", "Strategies", "Analytic card", "Findings", "Spread", "Method", "Machine, versions and model",
+            "How to reproduce", "Cells",
+        ]  # fmt: skip
+        assert text.startswith("# does-it-pay\n\nDoes streaming the KV cache pay?\n\nEvidence: emulated on a CPU")
+
+    def test_the_strategy_table_has_units_and_four_digits(self):
+        text = render_report(make_experiment(), clean_records())
+        capacity = table_with(text, "measured sessions")
+        assert capacity[0] == [
+            "strategy", "analytic sessions", "measured sessions", "prefill peak (KiB)", "decode peak (KiB)",
+            "KV device (KiB)", "KV host (KiB)",
+        ]  # fmt: skip
+        # 1,040,000 / 1024 = 1015.6, 1,030,000 / 1024 = 1005.9
+        assert capacity[2] == ["streamed", "54", "45", "1,016", "1,006", "0", "32.00"]
+        costs = table_with(text, "tokens/s")
+        assert costs[2] == ["streamed", "500.0", "15.00", "110.6", "48.83", "2.000", "0", "1.000"]
+
+    def test_strategy_tables_are_at_most_140_columns_wide(self):
+        text = render_report(make_experiment(), clean_records())
+        strategies = text.split("## Strategies")[1].split("## Analytic card")[0]
+        assert max(map(len, strategies.splitlines())) <= 140
+
+    def test_missing_is_a_dash_in_every_table(self):
+        text = render_report(make_experiment(), [make_record(), make_failure("oom")])
+        assert table_with(text, "measured sessions")[2] == ["streamed (oom)", "54", "-", "-", "-", "-", "-"]
+        assert table_with(text, "tokens/s")[2] == ["streamed (oom)", *["-"] * 7]
+
+    def test_a_rung_is_named_where_there_are_several(self):
+        records = [make_record(), make_streamed(evidence="measured")]
+        text = render_report(make_experiment(), records)
+        assert [row[0] for row in table_with(text, "tokens/s")[1:]] == ["dynamic (emulated)", "streamed (measured)"]
+        assert ["TTFT", "emulated, measured"] in [row[:2] for row in table_with(text, "rung")]
+
+    def test_every_cell_is_accounted_for(self):
+        stray = make_record(spec=make_spec(OffloadedSpec()))
+        cells = table_with(render_report(make_experiment(), [make_record(), stray]), "run_id")[1:]
+        assert [row[:3] for row in cells] == [
+            ["small", "dynamic", "ok"],
+            ["small", "streamed", "not run"],
+            ["small", "quantized-hqq-int4", "not run"],
+            ["small", "offloaded", "ok"],
+        ]
+        assert cells[0][3] == make_record().run_id
+
+    def test_an_assumption_is_given_once_with_its_cells(self):
+        text = render_report(make_experiment(), clean_records())
+        assert text.count("fragmentation and paging are not counted") == 1
+        assert "- every cell: Activations" in text
+        assert "- small / quantized-hqq-int4: 4.5 bits a quantized value" in text
+
+    def test_the_spread_names_its_coverage(self):
+        trials = (make_trial(0.010), *(make_timing(tpot_s) for tpot_s in (0.010, 0.011, 0.012, 0.013, 0.014)))
+        text = render_report(make_experiment(), [make_record(trials=trials), make_streamed()])
+        rows = table_with(text, "coverage")
+        assert rows[1][:5] == ["small / dynamic", "6", "96.9%", "500.0 (500.0 to 500.0)", "11.50 (10.00 to 14.00)"]
+        assert rows[2][2] == "min to max"
+
+    def test_findings_are_shown_with_their_remedy(self):
+        text = render_report(make_experiment(), [make_record(), make_streamed(fidelity=make_fidelity(0.5))])
+        (row,) = table_with(text, "remedy")[1:]
+        assert row[:2] == ["error", "lossless_differs"]
+        assert row[2].startswith("small / streamed: mean KL to the baseline is 0.5 nats")
+
+    def test_another_machine_is_named(self):
+        records = [make_record(), make_streamed(machine=make_machine(cpu="Other CPU"))]
+        assert "differs: cpu: Test CPU -&#62; Other CPU." in render_report(make_experiment(), records)
+
+    def test_no_records_still_make_a_report(self):
+        text = render_report(make_experiment(), [])
+        assert text.count("Nothing has been recorded yet.") == 4
+        assert "dynamic was not run" in text
+
+    def test_the_same_records_give_the_same_text(self):
+        assert render_report(make_experiment(), clean_records()) == render_report(make_experiment(), clean_records())
+
+    def test_hostile_text_shows_as_itself_everywhere(self):
+        experiment = make_experiment(question=HOSTILE, model=ModelSpec(source=HOSTILE))
+        records = [
+            make_record(machine=make_machine(cpu=HOSTILE, git_commit=HOSTILE), model=make_facts(fingerprint=HOSTILE)),
+            make_failure("failed", message=HOSTILE),
+            make_quantized(model=make_facts(shape=None, shape_refusal=HOSTILE)),
+        ]
+        text = render_report(experiment, records)
+        rendered = PARSER.render(text)
+        assert not {"script", "a", "s", "em", "strong"} & set(re.findall(r"<(\w+)", rendered))
+        assert "\x1b" not in rendered
+        assert "\u202e" not in rendered
+        for table in tables_of(text):
+            assert {len(row) for row in table} == {len(table[0])}
+        shown = one_line(HOSTILE)
+        assert [row[1] for row in table_with(text, "value") if row[0] == "model fingerprint"] == [shown]
+        assert any(shown in row[2] for row in table_with(text, "remedy")[1:])
+        assert f"<p>{html.escape(shown, quote=False)}</p>" in rendered
+
+
+class TestWriting:
+    def test_files_are_written_whole_and_replace_earlier_ones(self, tmp_path):
+        write_report(tmp_path, make_experiment(), [make_record()])
+        paths = write_report(tmp_path, make_experiment(), clean_records())
+        names = ["report.md", "tables/strategies.csv", "tables/analytic.csv", "tables/trials.csv"]
+        assert paths == [tmp_path / name for name in names]
+        assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(paths)
+        assert paths[0].read_text() == render_report(make_experiment(), clean_records())
+        frame = pd.read_csv(paths[1])
+        assert frame["tpot_s"].tolist() == pytest.approx([0.010, 0.015, 0.012])
+        assert len(pd.read_csv(paths[3])) == 9
+
+    def test_rows_stand_in_the_experiments_order(self, tmp_path):
+        paths = write_report(tmp_path, make_experiment(), clean_records()[::-1])
+        assert pd.read_csv(paths[2])["strategy"].tolist() == ["dynamic", "streamed", "quantized-hqq-int4"]
+
+    def test_a_failed_write_leaves_the_earlier_report(self, tmp_path, monkeypatch):
+        (report, *_) = write_report(tmp_path, make_experiment(), [make_record()])
+        before = report.read_text()
+
+        def refuse(self, target):
+            raise OSError("disk full")
+
+        monkeypatch.setattr(type(report), "replace", refuse)
+        with pytest.raises(OSError, match="disk full"):
+            write_report(tmp_path, make_experiment(), clean_records())
+        assert report.read_text() == before
+        assert not list(tmp_path.rglob("*.tmp"))
+
+
+class TestTerminal:
+    def test_the_table_fits_100_columns_with_every_number(self):
+        long = QuantizedSpec(backend="hqq", nbits=2, axis_key=1, axis_value=1, q_group_size=32, residual_length=64)
+        load = make_workload(name="a-workload-with-a-rather-long-name", prompt_tokens=100)
+        experiment = make_experiment(workloads=(load,), strategies=(DYNAMIC, STREAMED, long))
+        big = make_trials(123.4567, decode=make_phase(10**12, 10**12))
+        records = [
+            make_record(spec=make_spec(DYNAMIC, workload=load)),
+            make_record(spec=make_spec(long, workload=load), trials=big, fidelity=make_fidelity(1.234e-9)),
+        ]
+        text = printed(render_terminal(experiment, records))
+        assert max(map(len, text.splitlines())) <= 100
+        assert "…" not in text
+        # 10**12 / 1024**3 = 931.32 GiB at the peak; 2 * 10**12 / 312 / 1024**3 = 5.970 GiB a token.
+        for number in ("931.3", "123,457", "5.970", "1.23e-09"):
+            assert number in text.split("strategy ")[-1]
+
+    def test_the_verdict_comes_first_and_findings_are_counted(self):
+        text = printed(render_terminal(make_experiment(), [make_record(), make_failure("failed")]), width=300)
+        assert text.startswith("small\n  dynamic, the baseline (emulated on a CPU")
+        assert "Findings in the report: 1 error." in text
+
+    def test_hostile_text_is_not_markup(self):
+        record = make_failure("failed", message="[bold]x[/bold] \x1b[31m [link=http://h]y")
+        text = printed(render_terminal(make_experiment(), [record]), width=300)
+        assert "[bold]x[/bold] [31m [link=http://h]y" in text
+        assert "\x1b" not in text
+
+    def test_no_records_have_no_table(self):
+        text = printed(render_terminal(make_experiment(), []))
+        assert "dynamic was not run" in text
+        assert "TPOT" not in text
