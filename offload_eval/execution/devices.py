@@ -24,6 +24,14 @@ def resolve_device(asked: str) -> DeviceName:
     return "cuda" if has_cuda and asked != "cpu" else "cpu"
 
 
+def accelerator_uuid(name: DeviceName) -> str | None:
+    """The UUID by which NVML knows the device that will be used; None on a CPU."""
+    if name != "cuda":
+        return None
+    uuid: str | None = import_module("offload_eval.instruments.cuda").CudaDevice().uuid
+    return uuid
+
+
 def open_device(name: DeviceName, cpu: CpuSpec) -> Device:
     """Constructs the device; the other one's module is never imported."""
     if name == "cuda":

@@ -48,11 +48,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
 
 def load_model(spec: ModelSpec, device: torch.device) -> Any:
     """Loads the model onto the device, ready to generate."""
-    arguments: dict[str, Any] = {
-        "dtype": getattr(torch, spec.dtype),
-        "attn_implementation": spec.attn_implementation,
-        "trust_remote_code": spec.trust_remote_code,
-    }
+    arguments = _build_arguments(spec)
     if spec.weights == "random":
         torch.manual_seed(_RANDOM_WEIGHTS_SEED)
         with device:
@@ -68,9 +64,7 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
 def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
     """Learns what is known before any weight is loaded; the model is built without data to count its bytes."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, spec.dtype), trust_remote_code=spec.trust_remote_code
-        )
+        model = AutoModelForCausalLM.from_config(config, **_build_arguments(spec))
     tensors = (*model.parameters(), *model.buffers())
     text = config.get_text_config(decoder=True)
     shape, refusal = None, None
@@ -87,6 +81,14 @@ def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
         context_tokens=getattr(text, "max_position_embeddings", None),
         vocab_size=text.vocab_size,
     )
+
+
+def _build_arguments(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "dtype": getattr(torch, spec.dtype),
+        "attn_implementation": spec.attn_implementation,
+        "trust_remote_code": spec.trust_remote_code,
+    }
 
 
 def _pretrained_arguments(spec: ModelSpec) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Everything that can be refused before a model is loaded, in one process that touches no weights."""
 
 from offload_eval.core.experiment import Experiment
-from offload_eval.execution.devices import resolve_device
+from offload_eval.execution.devices import accelerator_uuid, resolve_device
 from offload_eval.execution.messages import Preflight
 from offload_eval.execution.model_loading import load_config, read_model_facts
 from offload_eval.execution.prompts import prepare_prompts
@@ -23,7 +23,7 @@ def run_preflight(experiment: Experiment) -> Preflight:
     return Preflight(
         device=device,
         evidence="measured" if device == "cuda" else "emulated",
-        machine=read_machine(with_accelerator=device == "cuda"),
+        machine=read_machine(with_accelerator=device == "cuda", accelerator_uuid=accelerator_uuid(device)),
         model=model,
         prompts=prepare_prompts(experiment, model),
         refusals=refusals,

@@ -67,7 +67,7 @@ class CopyStream:
         done = self._idle_events.pop() if self._idle_events else torch.cuda.Event()
         done.record(self.stream)
         transfer = CudaTransfer(link, done)
-        self._in_flight.append((transfer, None, None))
+        self._in_flight.append((transfer, target, source))
         return transfer
 
     def retire(self) -> None:

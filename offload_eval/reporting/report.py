@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offload_eval.analysis.findings import find
-from offload_eval.core.experiment import Experiment
+from offload_eval.core.experiment import Experiment, ModelSpec
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.display import MISSING, one_line, show_count
@@ -77,11 +77,17 @@ def _write_whole(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
+def _model_name(model: ModelSpec) -> str:
+    """The hub id; of a local model its folder's or file's name: the path is the machine's, not the report's."""
+    path = Path(model.location)
+    return path.name if path.is_absolute() else model.location
+
+
 def _budget(experiment: Experiment) -> str:
     budget, model = experiment.budget, experiment.model
     weights = "counted from the model" if budget.weights_bytes is None else format_bytes(budget.weights_bytes)
     parts = [
-        f"Model {code(model.location)} in {model.dtype}, {model.weights} weights. ",
+        f"Model {code(_model_name(model))} in {model.dtype}, {model.weights} weights. ",
         f"Budget: {format_bytes(budget.device_bytes)} of device memory; weights {weights}, ",
         f"runtime {format_bytes(budget.runtime_bytes)}, reserve {format_bytes(budget.reserve_bytes)}; ",
         "enforced during the run." if budget.enforce else "not enforced during the run.",

@@ -59,7 +59,7 @@ def _cell_sentences(cell: Cell, comparison: Comparison | None, baseline: RunReco
         return (_without_result(record),)
     if comparison is None or baseline is None:
         return _alone(record)
-    name, other, words = cell.strategy, baseline.spec.strategy.label, EVIDENCE_WORDS[record.evidence]
+    name, other, rung = cell.strategy, baseline.spec.strategy.label, record.evidence
     buys = (_sessions(record, baseline), _peaks_saved(comparison), _kv_saved(comparison, record))
     costs = (
         _tpot(record, baseline, comparison),
@@ -67,21 +67,21 @@ def _cell_sentences(cell: Cell, comparison: Comparison | None, baseline: RunReco
         _fidelity(comparison.mean_kl_nats, comparison.noise_floor_nats),
     )
     return (
-        f"What {name} buys against {other} ({words}): {_joined(buys)}.",
-        f"What each token then costs with {name} ({words}): {_joined(costs)}.",
+        f"What {name} buys against {other} ({rung}): {_joined(buys)}.",
+        f"What each token then costs with {name} ({rung}): {_joined(costs)}.",
     )
 
 
 def _alone(record: RunRecord) -> tuple[str, ...]:
     """A baseline, or a strategy that has none to be held against."""
-    name, words = record.spec.strategy.label, EVIDENCE_WORDS[record.evidence]
+    name, rung = record.spec.strategy.label, record.evidence
     figures = (_sessions(record), _peaks(record), _kv_held(record), _ttft(record), _tpot(record))
     own_kl_nats = mean_kl_nats(record)
     if record.spec.is_baseline:
         floor = "noise floor " + ("unknown" if own_kl_nats is None else f"{show_number(own_kl_nats, 3)} nats")
-        return (f"{name}, the baseline ({words}): {_joined((*figures, *_transfers(record), floor))}.",)
+        return (f"{name}, the baseline ({rung}): {_joined((*figures, *_transfers(record), floor))}.",)
     return (
-        f"{name} ({words}): {_joined((*figures, *_transfers(record), _fidelity(own_kl_nats, None)))}.",
+        f"{name} ({rung}): {_joined((*figures, *_transfers(record), _fidelity(own_kl_nats, None)))}.",
         f"{name} is compared with nothing: no ok record of {record.spec.baseline.label} differs from it in "
         "the strategy alone.",
     )
@@ -89,16 +89,16 @@ def _alone(record: RunRecord) -> tuple[str, ...]:
 
 def _without_result(record: RunRecord) -> str:
     name, reason = record.spec.strategy.label, one_line(failure_reason(record), REASON_CHARACTERS).rstrip(".")
-    words = EVIDENCE_WORDS[record.evidence]
+    rung = record.evidence
     if record.status == "unsupported":
         return f"{name} cannot run here: {reason}."
     if record.status == "oom":
         cap_bytes = record.conditions.cap_bytes
         limit = "" if cap_bytes is None else f" under a cap of {format_bytes(cap_bytes)}"
-        return f"{name} does not fit ({words}): it ran out of memory{limit}, {reason}."
+        return f"{name} does not fit ({rung}): it ran out of memory{limit}, {reason}."
     if record.status == "timeout":
         limit_s = record.spec.measurement.cell_timeout_s
-        return f"{name} has no result ({words}): it was given up after {limit_s:,.0f} s, {reason}."
+        return f"{name} has no result ({rung}): it was given up after {limit_s:,.0f} s, {reason}."
     return f"{name} has no result: it failed {reason}."
 
 

@@ -16,7 +16,7 @@ class Quantized:
     def __init__(self, spec: QuantizedSpec) -> None:
         self.spec = spec
 
-    def refusal(self, _device: DeviceName, config: Any) -> str | None:
+    def refusal(self, device: DeviceName, config: Any) -> str | None:
         """Needs the backend's package, and a decoder whose every layer keeps full attention."""
         if config.is_encoder_decoder:
             return "transformers' quantized cache does not support encoder-decoder models"
@@ -25,7 +25,7 @@ class Quantized:
             return (
                 f"transformers' quantized cache needs full attention in every layer; this model has {', '.join(other)}"
             )
-        return backend_refusal(self.spec.backend)
+        return backend_refusal(self.spec.backend, device=device)
 
     def build_cache(self, config: Any, _link: Link, _capacity_tokens: int) -> Any:
         """Upstream's cache; options that the spec leaves unset keep upstream's defaults."""

@@ -1,0 +1,163 @@
+"""`make bench`: what the toolkit itself costs. Prints and writes bench.json: flat keys, each ratio with its spread.
+
+tpot_overhead_ratio            TPOT of the timing pass over TPOT of a bare generate() with the same kind of cache,
+                               interleaved in one process. Bare TPOT = (T(n) - T(1)) / (n - 1), T being whole calls.
+cli_help_s                     wall of `offload-eval --help`, median of 11.
+grid_wall_over_generate_ratio  wall of a run of 3 strategies x 4 workloads x 3 trials over the time it spent inside
+                               generate(), all passes together. Goal 1.25.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from offload_eval.analysis.statistics import summarize
+from offload_eval.core.experiment import DynamicSpec, ModelSpec
+from offload_eval.execution.fidelity import ForcedTokens
+from offload_eval.execution.generation import TokenClock, generate
+from offload_eval.execution.model_loading import load_model
+from offload_eval.instruments.cpu import CpuDevice
+from offload_eval.instruments.environment import read_machine
+from offload_eval.strategies.dynamic import Dynamic
+from offload_eval.strategies.upstream import cache_argument
+
+MODEL = Path("models/SmolLM2-135M-Instruct")
+CLI = [sys.executable, "-m", "offload_eval"]
+PROMPT_TOKENS, OUTPUT_TOKENS, PAIRS = 64, 64, 15
+
+GRID = """
+name: grid
+model: {{source: {model}, dtype: bfloat16}}
+device: cpu
+budget: {{device_bytes: 512 MiB}}
+workloads:
+  - {{prompt_tokens: 128, output_tokens: 32}}
+  - {{prompt_tokens: 128, output_tokens: 64}}
+  - {{prompt_tokens: 512, output_tokens: 32}}
+  - {{prompt_tokens: 512, output_tokens: 64}}
+strategies:
+  - kind: dynamic
+  - kind: streamed
+  - {{kind: quantized, backend: fp8}}
+measurement: {{trials: 3}}
+"""
+
+
+def with_spread(key: str, samples: Sequence[float]) -> dict[str, Any]:
+    """The median under `key`, and the range that holds the true one beside it."""
+    interval = summarize(samples)
+    assert interval is not None
+    return {
+        key: interval.median,
+        f"{key}_low": interval.low,
+        f"{key}_high": interval.high,
+        f"{key}_samples": interval.samples,
+        f"{key}_confidence": interval.confidence,
+    }
+
+
+def bench_tpot_overhead() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    model = load_model(ModelSpec(source=str(MODEL)), torch.device("cpu"))
+    prompt = torch.arange(PROMPT_TOKENS)[None] * 7 + 11
+    forced = generate(model, prompt, None, OUTPUT_TOKENS, TokenClock())
+
+    def bare_s(output_tokens: int) -> float:
+        with CpuDevice().open_link(timed=False) as link:
+            cache = Dynamic(DynamicSpec()).build_cache(model.config, link, PROMPT_TOKENS + output_tokens)
+            started = time.perf_counter()
+            model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=output_tokens,
+                do_sample=False,
+                **{cache_argument(model): cache},
+            )
+            return time.perf_counter() - started
+
+    def bare_tpot_s() -> float:
+        return (bare_s(OUTPUT_TOKENS) - bare_s(1)) / (OUTPUT_TOKENS - 1)
+
+    def timed_tpot_s() -> float:
+        clock = TokenClock()
+        with CpuDevice().open_link(timed=False) as link:
+            cache = Dynamic(DynamicSpec()).build_cache(model.config, link, PROMPT_TOKENS + OUTPUT_TOKENS)
+            generate(model, prompt, cache, OUTPUT_TOKENS, clock, [ForcedTokens(forced)])
+        return (clock.e2e_latency_s - clock.ttft_s) / (OUTPUT_TOKENS - 1)
+
+    return with_spread("tpot_overhead_ratio", interleaved_ratios(timed_tpot_s, bare_tpot_s))
+
+
+def interleaved_ratios(above: Callable[[], float], below: Callable[[], float]) -> list[float]:
+    """Ratios of neighbouring measurements, in ABBA order, so that a drift of the machine cancels."""
+    ratios = []
+    for pair in range(PAIRS):
+        if pair % 2:
+            denominator = below()
+            ratios.append(above() / denominator)
+        else:
+            numerator = above()
+            ratios.append(numerator / below())
+    return ratios
+
+
+def bench_help() -> dict[str, Any]:
+    def help_s() -> float:
+        started = time.perf_counter()
+        subprocess.run([*CLI, "--help"], check=True, capture_output=True)
+        return time.perf_counter() - started
+
+    return with_spread("cli_help_s", [help_s() for _ in range(11)])
+
+
+def bench_grid() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        experiment, out = Path(scratch) / "grid.yaml", Path(scratch) / "out"
+        experiment.write_text(GRID.format(model=MODEL.resolve()))
+        started = time.perf_counter()
+        subprocess.run([*CLI, "run", str(experiment), "--out", str(out)], check=True, capture_output=True)
+        wall_s = time.perf_counter() - started
+        records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    generate_s = sum(record["conditions"]["generate_s"] for record in records)
+    cell_s = sum(record["duration_s"] for record in records)
+    contention = max(record["conditions"]["contention_ratio"] or 0 for record in records)
+    return {
+        "grid_wall_over_generate_ratio": wall_s / generate_s,
+        "grid_cells": len(records),
+        "grid_wall_s": wall_s,
+        "grid_generate_s": generate_s,
+        "grid_cell_s": cell_s,
+        "grid_contention_ratio_max": contention,
+    }
+
+
+BENCHES = {"help": bench_help, "tpot": bench_tpot_overhead, "grid": bench_grid}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=sorted(BENCHES), action="append", help="run this one alone; repeatable")
+    parser.add_argument("--out", type=Path, default=Path("bench.json"))
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {}
+    for name in arguments.only or BENCHES:
+        results |= BENCHES[name]()
+        print(json.dumps(results, indent=2), file=sys.stderr)
+    machine = msgspec.to_builtins(read_machine(with_accelerator=torch.cuda.is_available()))
+    results |= {f"machine_{key}": value for key, value in machine.items() if not isinstance(value, dict)}
+    results |= {f"version_{name}": version for name, version in machine["versions"].items()}
+    arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,679 @@
+"""A run from its command line to its records: what is kept, what a kill costs, and what is refused beforehand.
+
+Shapes by hand: the tiny model has 3 layers, 2 kv_heads and head_dim 16, so a cached token takes
+2 * 3 * 2 * 16 = 192 values; a session caches prompt_tokens + output_tokens - 1 tokens.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from conftest import TINY_CONFIG, WriteExperiment, tiny_workload
+from typer.testing import CliRunner
+
+from offload_eval.cli.app import app
+from offload_eval.execution.launcher import Died, WorkerProcess
+from offload_eval.execution.worker import become_worker
+
+VALUES_PER_TOKEN = 2 * 3 * 2 * 16
+FLOAT32_BYTES = 4
+WEIGHTS_BYTES = FLOAT32_BYTES * (
+    2 * 128 * 64  # embedding and output head
+    + 3 * (2 * 64 * 64 + 2 * 64 * 32)  # query and output, key and value projections
+    + 3 * (3 * 64 * 128)  # MLP
+    + (2 * 3 + 1) * 64  # norms
+    + 2 * 8  # the rotary embedding's frequencies, kept twice
+)
+MARK = "OFFLOAD_EVAL_TEST_RUN"
+"""Set in the environment of a run: whatever descends from it carries the mark."""
+GONE_S = 20.0
+"""A fork server that is still importing the frameworks notices the death of its parent when it is through."""
+
+
+# Runs in processes of their own, and the processes they consist of.
+
+
+@dataclass
+class Run:
+    """A run of the command line, in a process that can be killed."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    started: float
+
+    def finish(self, timeout_s: float = 120) -> tuple[int, str, str]:
+        stdout, stderr = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, stdout, stderr
+
+    def fork_server(self) -> int | None:
+        servers = [pid for pid in children(self.process.pid) if b"forkserver" in proc_file(pid, "cmdline")]
+        return servers[0] if servers else None
+
+    def worker(self) -> int | None:
+        server = self.fork_server()
+        workers = children(server) if server is not None else []
+        return workers[0] if workers else None
+
+    def survivors(self) -> list[int]:
+        return [pid for pid in process_ids() if f"{MARK}={self.mark}".encode() in proc_file(pid, "environ")]
+
+    def wait_until_gone(self) -> None:
+        """Fails where something the run has started outlives it."""
+        deadline = time.monotonic() + GONE_S
+        while pids := self.survivors():
+            if time.monotonic() > deadline:
+                commands = [proc_file(pid, "cmdline").replace(b"\0", b" ") for pid in pids]
+                pytest.fail(f"processes that outlived their run: {commands}")
+            time.sleep(0.05)
+
+
+StartRun = Callable[..., Run]
+
+
+@pytest.fixture
+def start_run() -> Iterator[StartRun]:
+    runs: list[Run] = []
+
+    def start(*arguments: str | Path) -> Run:
+        runs.append(start_command(*arguments))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        for pid in run.survivors():
+            os.kill(pid, signal.SIGKILL)
+        run.process.communicate()
+
+
+def start_command(*arguments: str | Path, program: tuple[str, ...] = ("-m", "offload_eval", "run")) -> Run:
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, *program, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {MARK: mark},
+        start_new_session=True,
+    )
+    return Run(process, mark, time.time())
+
+
+def process_ids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def proc_file(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def children(parent: int) -> list[int]:
+    """Living children; one that has ended and is not yet waited for has no state but Z."""
+    found = []
+    for pid in process_ids():
+        state, ppid = proc_file(pid, "stat").rpartition(b")")[2].split()[:2] or (b"Z", b"0")
+        if int(ppid) == parent and state != b"Z":
+            found.append(pid)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    return proc_file(pid, "stat").rpartition(b")")[2].split()[:1] not in ([], [b"Z"])
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"no {what} within {timeout_s} s"
+        time.sleep(0.01)
+    return value
+
+
+# Runs in this process, whose fork server is started once: quicker, and nothing of them can be killed.
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+def assert_refused(result: Result, *words: str, code: int = 2) -> None:
+    """One line on standard error, with these words in it, and nothing on standard output."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    for word in words:
+        assert word in result.stderr
+
+
+def complete_lines(run_dir: Path) -> list[bytes]:
+    path = run_dir / "records.jsonl"
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def read_records(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in complete_lines(run_dir)]
+
+
+def cell_name(record: dict[str, Any]) -> tuple[str, str]:
+    strategy = record["spec"]["strategy"]
+    return record["spec"]["workload"]["name"], strategy.get("backend", strategy["kind"])
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+WORKLOADS = [
+    tiny_workload("small"),
+    tiny_workload("wide", batch_size=3),
+    tiny_workload("long", prompt_tokens=40),
+    tiny_workload("chatty", output_tokens=11),
+]
+NUM_CELLS = 12
+
+
+@dataclass
+class FinishedRun:
+    path: Path
+    experiment: Path
+    exit_code: int
+    stdout: str
+    stderr: str
+    wall_s: float
+    startup_s: float
+    """Until the run directory stands: before that, there is nothing to lose."""
+
+
+@pytest.fixture(scope="module")
+def clean_run(tmp_path_factory: pytest.TempPathFactory, tiny_experiment: WriteExperiment) -> FinishedRun:
+    folder = tmp_path_factory.mktemp("clean")
+    experiment = tiny_experiment(folder, workloads=WORKLOADS)
+    run = start_command(experiment, "--out", folder / "run", "--json")
+    exit_code, stdout, stderr = run.finish()
+    wall_s = time.time() - run.started
+    startup_s = (folder / "run" / "experiment.yaml").stat().st_mtime - run.started
+    return FinishedRun(folder / "run", experiment, exit_code, stdout, stderr, wall_s, startup_s)
+
+
+@pytest.fixture
+def copied_run(clean_run: FinishedRun, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(clean_run.path, tmp_path / "copy"))
+
+
+class TestFinishedRun:
+    def test_it_ends_well_with_one_record_a_cell(self, clean_run: FinishedRun) -> None:
+        assert clean_run.exit_code == 0, clean_run.stderr
+        names = [cell_name(record) for record in read_records(clean_run.path)]
+        # The baseline's cells first, then strategy by strategy.
+        assert names == [(w["name"], s) for s in ("dynamic", "streamed", "fp8") for w in WORKLOADS]
+
+    def test_every_record_has_the_fields_that_scripts_read(self, clean_run: FinishedRun) -> None:
+        kinds = {"dynamic": "dynamic", "streamed": "streamed", "fp8": "quantized"}
+        for record in read_records(clean_run.path):
+            workload, strategy = cell_name(record)
+            asked = next(entry for entry in WORKLOADS if entry["name"] == workload)
+            assert record["schema_version"] == 1
+            assert record["status"] == "ok"
+            assert record["failure"] is None
+            assert record["evidence"] == "emulated"
+            assert record["spec"]["strategy"]["kind"] == kinds[strategy]
+            for name in ("batch_size", "prompt_tokens", "output_tokens"):
+                assert record["spec"]["workload"][name] == asked[name]
+            (trial,) = record["trials"]
+            assert trial["output_tokens"] == asked["output_tokens"]
+            assert len(trial["inter_token_latencies_s"]) == asked["output_tokens"] - 1
+            assert all(latency > 0 for latency in (trial["ttft_s"], *trial["inter_token_latencies_s"]))
+            total_s = trial["ttft_s"] + sum(trial["inter_token_latencies_s"])
+            assert trial["e2e_latency_s"] == pytest.approx(total_s, rel=1e-6)
+            assert len(record["fidelity"]["kl_nats"]) == asked["output_tokens"]
+            assert record["conditions"]["baseline_bytes"] == record["model"]["weights_bytes"] == WEIGHTS_BYTES
+            assert record["conditions"]["leaked_bytes"] == 0
+        assert len({record["run_id"] for record in read_records(clean_run.path)}) == NUM_CELLS
+
+    def test_payloads_are_the_arithmetic_to_the_byte(self, clean_run: FinishedRun) -> None:
+        for record in read_records(clean_run.path):
+            workload, strategy = cell_name(record)
+            # batch * (prompt + output - 1)
+            tokens = {"small": 2 * 16, "wide": 3 * 16, "long": 2 * 44, "chatty": 2 * 22}[workload]
+            whole_bytes = tokens * VALUES_PER_TOKEN * FLOAT32_BYTES
+            device_bytes, host_bytes = {
+                "dynamic": (whole_bytes, 0),
+                "streamed": (whole_bytes * 2 // 3, whole_bytes),  # 2 scratch layers of 3
+                "fp8": (tokens * VALUES_PER_TOKEN + 3 * 8, 0),  # a byte a value, two float32 scales a layer
+            }[strategy]
+            (trial,) = record["trials"]
+            assert (trial["kv_cache_device_bytes"], trial["kv_cache_host_bytes"]) == (device_bytes, host_bytes)
+            for phase in ("prefill", "decode"):
+                # Weights, and at the phase's end the cache without its last row a session.
+                held_bytes = device_bytes * (tokens - record["spec"]["workload"]["batch_size"]) // tokens
+                least_bytes = WEIGHTS_BYTES + (held_bytes if phase == "decode" else 0)
+                assert least_bytes < trial[phase]["peak_allocated_bytes"] < 8 * 1024**2
+
+    def test_streamed_tokens_cross_the_link_once(self, clean_run: FinishedRun) -> None:
+        row_bytes = VALUES_PER_TOKEN * FLOAT32_BYTES
+        for record in read_records(clean_run.path):
+            workload, strategy = cell_name(record)
+            if strategy != "streamed" or workload != "small":
+                continue
+            (trial,) = record["trials"]
+            assert trial["prefill"]["d2h_bytes"] == 2 * 12 * row_bytes
+            assert trial["decode"]["d2h_bytes"] == 2 * 4 * row_bytes
+
+    def test_streamed_logits_are_the_baselines_bit_by_bit(self, clean_run: FinishedRun) -> None:
+        fidelity = {cell_name(record): record["fidelity"] for record in read_records(clean_run.path)}
+        for workload in WORKLOADS:
+            name = workload["name"]
+            assert fidelity[name, "streamed"]["against"] == "baseline"
+            assert fidelity[name, "streamed"]["bit_equal"]
+            assert fidelity[name, "dynamic"]["against"] == "chunked_prefill"
+            assert not fidelity[name, "fp8"]["bit_equal"]
+            assert fidelity[name, "fp8"]["max_kl_nats"] > 0
+
+    def test_recorded_tokens_are_the_models_own_greedy_ones(self, clean_run: FinishedRun) -> None:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(**TINY_CONFIG)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        prompt = np.random.default_rng(0).integers(128, size=(3, 12), dtype=np.int64)
+        sequence = torch.from_numpy(prompt)
+        with torch.no_grad():
+            for _ in range(5):
+                logits = model(sequence, use_cache=False).logits[:, -1]
+                sequence = torch.cat([sequence, logits.argmax(-1, keepdim=True)], dim=1)
+        assert np.load(clean_run.path / "reference" / "wide.tokens.npy").tolist() == sequence[:, 12:].tolist()
+
+    def test_json_is_all_of_standard_output(self, clean_run: FinishedRun) -> None:
+        summary = json.loads(clean_run.stdout)
+        assert [cell["status"] for cell in summary["cells"]] == ["ok"] * NUM_CELLS
+        assert summary["run_dir"] == str(clean_run.path)
+        assert all(Path(file).is_file() for file in summary["files"])
+
+    def test_a_pipe_gets_a_line_a_cell_on_standard_error_and_no_bars(self, clean_run: FinishedRun) -> None:
+        assert "\x1b" not in clean_run.stdout + clean_run.stderr
+        assert len(clean_run.stderr.splitlines()) == NUM_CELLS
+        assert all(": ok in " in line for line in clean_run.stderr.splitlines())
+
+
+class TestKills:
+    """SIGKILL at random instants, 20 in all."""
+
+    def test_a_killed_worker_costs_its_cell_and_nothing_else(
+        self, clean_run: FinishedRun, tmp_path: Path, start_run: StartRun
+    ) -> None:
+        rng = random.Random(20260)
+        worker_life_s = (clean_run.wall_s - clean_run.startup_s) / 3
+        out, options, num_kills, num_failed = tmp_path / "run", [], 0, 0
+        for kills in (5, 3, 2):
+            before = complete_lines(out)
+            run = start_run(clean_run.experiment, "--out", out, *options)
+            killed = kill_workers(run, kills, lambda: rng.uniform(0, worker_life_s))
+            code, _, stderr = run.finish()
+            run.wait_until_gone()
+            lines = complete_lines(out)
+            assert lines[: len(before)] == before
+            new = [json.loads(line) for line in lines[len(before) :]]
+            failed = [record for record in new if record["status"] != "ok"]
+            for record in failed:
+                assert record["status"] == "failed"
+                assert record["failure"]["type"] == "WorkerDied"
+                assert "SIGKILL" in record["failure"]["message"].splitlines()[0]
+            assert stderr.count("SIGKILL") == len(failed) <= killed
+            assert "Traceback" not in stderr
+            assert code == (1 if failed else 0)
+            assert len(latest(out)) == NUM_CELLS
+            num_kills, num_failed, options = num_kills + killed, num_failed + len(failed), ["--resume"]
+        assert num_kills == 10
+        # A worker killed after its last answer had nothing left to lose.
+        assert num_failed >= 5
+        assert_resume_completes(clean_run, out, start_run)
+
+    def test_a_killed_parent_loses_at_most_the_cell_in_flight(
+        self, clean_run: FinishedRun, tmp_path: Path, start_run: StartRun
+    ) -> None:
+        rng = random.Random(20261)
+        num_kills = 0
+        directories = [tmp_path / "run-0"]
+        while num_kills < 10:
+            assert len(directories) < 10, "the runs are too short for their kills"
+            out = directories[-1]
+            resumable = (out / "experiment.yaml").exists()
+            before = complete_lines(out)
+            run = start_run(clean_run.experiment, "--out", out, *(["--resume"] if resumable else []))
+            cells_s = (clean_run.wall_s - clean_run.startup_s) * (NUM_CELLS - len(before)) / NUM_CELLS
+            time.sleep(rng.uniform(0, clean_run.startup_s + cells_s))
+            finished = complete_lines(out)
+            run.process.kill()
+            code, _, _ = run.finish()
+            num_kills += code == -signal.SIGKILL
+            run.wait_until_gone()
+            lines = complete_lines(out)
+            assert lines[: len(finished)] == finished
+            assert lines[: len(before)] == before
+            assert all(json.loads(line)["status"] == "ok" for line in lines)
+            if len(lines) == NUM_CELLS:
+                assert_resume_completes(clean_run, out, start_run)
+                directories.append(tmp_path / f"run-{len(directories)}")
+        if (directories[-1] / "experiment.yaml").exists():
+            assert_resume_completes(clean_run, directories[-1], start_run)
+
+    def test_a_worker_killed_in_the_check_beforehand_is_one_line(
+        self, clean_run: FinishedRun, tmp_path: Path, start_run: StartRun
+    ) -> None:
+        run = start_run(clean_run.experiment, "--out", tmp_path / "run")
+        os.kill(wait_for(run.worker, "process that checks the experiment"), signal.SIGKILL)
+        code, stdout, stderr = run.finish()
+        assert (code, stdout) == (3, "")
+        assert "SIGKILL" in stderr
+        assert len(stderr.splitlines()) == 1
+        assert not (tmp_path / "run").exists()
+        run.wait_until_gone()
+
+    def test_a_workers_compiler_dies_with_the_worker(self) -> None:
+        process = WorkerProcess(build_for_ever, (), None)
+        compiler = process.answer(60, on_pass=lambda _: None)
+        assert is_running(compiler)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        assert isinstance(process.answer(60, on_pass=lambda _: None), Died)
+        process.kill()
+        wait_for(lambda: not is_running(compiler), "end of the compiler", 10)
+
+    def test_a_workers_compiler_dies_with_the_session(self) -> None:
+        script = "import sys; sys.path.insert(0, sys.argv[1]); from test_session import start_build; start_build()"
+        run = start_command(Path(__file__).parent, program=("-c", script))
+        assert run.process.stdout is not None
+        compiler = int(run.process.stdout.readline())
+        assert compiler in run.survivors()
+        run.process.kill()
+        run.finish()
+        run.wait_until_gone()
+
+
+def kill_workers(run: Run, times: int, draw_delay_s: Callable[[], float]) -> int:
+    """Kills one worker after the other, each a while after it was first seen, and returns how many."""
+    last = wait_for(run.worker, "process that checks the experiment")
+    for killed in range(times):
+        while (worker := run.worker()) in (None, last):
+            if run.process.poll() is not None:
+                return killed
+            time.sleep(0.01)
+        time.sleep(draw_delay_s())
+        last = run.worker()  # which may be another one by now
+        if last is None:
+            return killed
+        os.kill(last, signal.SIGKILL)
+    return times
+
+
+def latest(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """The last record of each cell."""
+    return {record["run_id"]: record for record in read_records(run_dir)}
+
+
+def assert_resume_completes(clean_run: FinishedRun, out: Path, start_run: StartRun) -> None:
+    before = complete_lines(out)
+    unfinished = NUM_CELLS - sum(record["status"] == "ok" for record in latest(out).values())
+    run = start_run(clean_run.experiment, "--out", out, "--resume")
+    code, stdout, stderr = run.finish()
+    assert code == 0, stderr
+    run.wait_until_gone()
+    assert complete_lines(out)[: len(before)] == before
+    assert len(complete_lines(out)) >= len(before) + unfinished
+    records = latest(out)
+    assert records.keys() == latest(clean_run.path).keys()
+    assert {record["status"] for record in records.values()} == {"ok"}
+    # Every strategy was given the baseline's tokens, whatever became of the baseline's first try.
+    assert all(record["fidelity"] is not None for record in records.values())
+    assert all(record["fidelity"]["bit_equal"] for record in records.values() if cell_name(record)[1] == "streamed")
+    for name in ("small", "wide", "long", "chatty"):
+        tokens = [np.load(folder / "reference" / f"{name}.tokens.npy") for folder in (out, clean_run.path)]
+        assert np.array_equal(*tokens)
+    assert "\x1b" not in stdout
+    assert ": ok in " not in stdout
+
+
+def build_for_ever(connection: Connection) -> None:
+    """A worker in the middle of building an extension; ninja puts every compiler in a process group of its own."""
+    become_worker(None)
+    compiler = subprocess.Popen(["sleep", "600"], process_group=0)
+    connection.send(compiler.pid)
+    compiler.wait()
+
+
+def start_build() -> None:
+    """Body of a process that waits for such a worker."""
+    process = WorkerProcess(build_for_ever, (), None)
+    print(process.answer(60, on_pass=lambda _: None), flush=True)
+    process.answer(600, on_pass=lambda _: None)
+
+
+class TestInterrupt:
+    def test_finished_records_are_kept_and_the_message_tells_how_to_go_on(
+        self, clean_run: FinishedRun, tmp_path: Path, start_run: StartRun
+    ) -> None:
+        out = tmp_path / "run"
+        run = start_run(clean_run.experiment, "--out", out)
+        finished = wait_for(lambda: complete_lines(out), "record")
+        os.killpg(run.process.pid, signal.SIGINT)
+        code, stdout, stderr = run.finish(timeout_s=30)
+        assert code == 130
+        assert stdout == ""
+        assert "Traceback" not in stderr
+        assert f"--resume--out{out}" in "".join(stderr.split())
+        run.wait_until_gone()
+        lines = complete_lines(out)
+        assert lines[: len(finished)] == finished
+        assert len(finished) <= len(lines) < NUM_CELLS
+        assert_resume_completes(clean_run, out, start_run)
+
+    def test_before_the_first_cell_it_leaves_nothing(
+        self, clean_run: FinishedRun, tmp_path: Path, start_run: StartRun
+    ) -> None:
+        run = start_run(clean_run.experiment, "--out", tmp_path / "run")
+        wait_for(run.fork_server, "fork server")
+        time.sleep(0.5)  # it is importing the frameworks now
+        os.killpg(run.process.pid, signal.SIGINT)
+        code, stdout, stderr = run.finish(timeout_s=30)
+        assert (code, stdout, stderr) == (130, "", "")
+        run.wait_until_gone()
+        assert not (tmp_path / "run").exists()
+
+
+class TestFallingShort:
+    def test_a_cell_over_its_cap_is_oom_and_the_worker_goes_on(
+        self, clean_run: FinishedRun, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        # 4 sessions of 260 tokens hold 798,720 bytes; 2 sessions of 16 tokens hold 24,576.
+        big = tiny_workload("big", batch_size=4, prompt_tokens=256)
+        experiment = tiny_experiment(
+            tmp_path,
+            workloads=[big, tiny_workload("small")],
+            budget={"device_bytes": WEIGHTS_BYTES + 1000 + 262_144, "runtime_bytes": 1000, "enforce": True},
+        )
+        result = invoke(experiment, "--out", tmp_path / "run")
+        assert result.exit_code == 0, result.output
+        records = {cell_name(record): record for record in read_records(tmp_path / "run")}
+        assert len(records) == 6
+        oom, after = records["big", "dynamic"], records["small", "dynamic"]
+        assert oom["status"] == "oom"
+        assert oom["failure"]["type"] == "OutOfMemoryError"
+        assert oom["failure"]["phase"] == "memory/prefill"
+        assert oom["trials"] == []
+        for record in records.values():
+            assert record["conditions"]["cap_bytes"] == WEIGHTS_BYTES + 262_144
+            assert record["conditions"]["leaked_bytes"] == 0
+        assert after["status"] == "ok"
+        assert after["trials"][0]["decode"]["peak_allocated_bytes"] <= WEIGHTS_BYTES + 262_144
+        # One worker: the model was loaded once.
+        assert after["conditions"]["load_s"] == oom["conditions"]["load_s"]
+        tokens = [np.load(run / "reference" / "small.tokens.npy") for run in (tmp_path / "run", clean_run.path)]
+        assert np.array_equal(*tokens)
+        assert records["small", "streamed"]["fidelity"]["bit_equal"]
+
+    def test_a_cell_that_takes_too_long_is_given_up_and_the_run_goes_on(
+        self, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        # Some 200 times the work of the other one.
+        endless = tiny_workload("endless", prompt_tokens=100, output_tokens=400)
+        experiment = tiny_experiment(
+            tmp_path,
+            workloads=[endless, tiny_workload("small")],
+            strategies=[{"kind": "dynamic"}],
+            measurement={"trials": 100, "cell_timeout_s": 4},
+        )
+        result = invoke(experiment, "--out", tmp_path / "run")
+        assert result.exit_code == 1, result.output
+        late, after = read_records(tmp_path / "run")
+        assert (late["status"], late["failure"]["type"]) == ("timeout", "Timeout")
+        assert "cell_timeout_s = 4" in late["failure"]["message"]
+        assert late["failure"]["phase"] in ("reference", "fidelity", "memory", "timing")
+        assert 4 <= late["duration_s"] < 20
+        assert after["status"] == "ok"
+        assert not [worker for server in children(os.getpid()) for worker in children(server)]
+
+    def test_a_corrupt_model_fails_each_cell_without_a_traceback(
+        self, tiny_model_dir: Path, tmp_path: Path, tiny_experiment: WriteExperiment, start_run: StartRun
+    ) -> None:
+        model = Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+        weights = model / "model.safetensors"
+        os.truncate(weights, weights.stat().st_size // 2)
+        experiment = tiny_experiment(tmp_path, model={"source": str(model), "dtype": "float32"})
+        run = start_run(experiment, "--out", tmp_path / "run")
+        code, stdout, stderr = run.finish()
+        assert code == 1, stderr
+        assert "Traceback" not in stdout + stderr
+        records = read_records(tmp_path / "run")
+        assert len(records) == 3
+        for record in records:
+            assert (record["status"], record["failure"]["phase"]) == ("failed", "load")
+            assert record["failure"]["message"]
+        run.wait_until_gone()
+
+
+class TestResume:
+    def test_finished_cells_are_neither_run_nor_rewritten(self, clean_run: FinishedRun, copied_run: Path) -> None:
+        logs, records = snapshot(copied_run / "logs"), snapshot(copied_run)["records.jsonl"]
+        result = invoke(clean_run.experiment, "--out", copied_run, "--resume")
+        assert result.exit_code == 0, result.output
+        assert snapshot(copied_run / "logs") == logs
+        assert snapshot(copied_run)["records.jsonl"] == records
+
+    def test_another_experiment_is_refused(
+        self, copied_run: Path, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        before = snapshot(copied_run)
+        other = tiny_experiment(tmp_path, workloads=WORKLOADS, measurement={"trials": 2})
+        result = invoke(other, "--out", copied_run, "--resume")
+        assert_refused(result, str(copied_run), "experiment", "measurement", "--allow-mismatch")
+        assert snapshot(copied_run) == before
+
+    def test_another_machine_is_refused_until_it_is_allowed(self, clean_run: FinishedRun, copied_run: Path) -> None:
+        file = copied_run / "machine.json"
+        machine = json.loads(file.read_text())
+        file.write_text(json.dumps(machine | {"host_memory_bytes": machine["host_memory_bytes"] + 4096}))
+        before = snapshot(copied_run)
+        result = invoke(clean_run.experiment, "--out", copied_run, "--resume")
+        assert_refused(result, "machine", "host_memory_bytes", "--allow-mismatch")
+        assert snapshot(copied_run) == before
+        result = invoke(clean_run.experiment, "--out", copied_run, "--resume", "--allow-mismatch")
+        assert result.exit_code == 0, result.output
+        assert snapshot(copied_run)["records.jsonl"] == before["records.jsonl"]
+        assert json.loads(file.read_text()) == machine
+
+    def test_a_directory_in_use_is_not_taken_without_resume(self, clean_run: FinishedRun, copied_run: Path) -> None:
+        before = snapshot(copied_run)
+        assert_refused(invoke(clean_run.experiment, "--out", copied_run), str(copied_run), "--resume")
+        assert snapshot(copied_run) == before
+
+
+class TestRefusedBeforehand:
+    """Exit code 2 and one line, and no directory is made."""
+
+    def refuse(self, experiment: Path, *words: str) -> None:
+        out = experiment.parent / "run"
+        assert_refused(invoke(experiment, "--out", out), *words)
+        assert not out.exists()
+
+    def test_a_prompt_longer_than_the_context(self, tmp_path: Path, tiny_experiment: WriteExperiment) -> None:
+        lengths = {"prompt_tokens": 510, "output_tokens": 3}
+        long = tiny_experiment(tmp_path, workloads=[tiny_workload("small"), tiny_workload("long", **lengths)])
+        self.refuse(long, "workloads[1]", "513", "512")
+
+    def test_a_text_shorter_than_the_prompt(
+        self, tiny_model_dir: Path, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        (tmp_path / "text.txt").write_text("word " * 23)
+        experiment = self.text_experiment(tiny_model_dir, tmp_path, tiny_experiment, {"kind": "text"}, "text.txt")
+        self.refuse(experiment, "workloads[0]", "24", "23")
+
+    def test_a_line_that_is_not_json(
+        self, tiny_model_dir: Path, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        (tmp_path / "lines.jsonl").write_text('{"text": "word"}\n\nnot json\n')
+        experiment = self.text_experiment(tiny_model_dir, tmp_path, tiny_experiment, {"kind": "jsonl"}, "lines.jsonl")
+        self.refuse(experiment, "lines.jsonl", "line 3")
+
+    def text_experiment(
+        self, model: Path, folder: Path, write: WriteExperiment, prompt: dict[str, str], file: str
+    ) -> Path:
+        workload = tiny_workload("text", prompt=prompt | {"path": file})
+        return write(folder, model={"source": str(model), "dtype": "float32"}, workloads=[workload])
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path, tiny_experiment: WriteExperiment) -> None:
+        self.refuse(tiny_experiment(tmp_path, model={"source": "./nowhere"}), "model.source", "./nowhere")
+
+    def test_a_hub_id_that_is_not_in_the_cache(self, tmp_path: Path, tiny_experiment: WriteExperiment) -> None:
+        self.refuse(tiny_experiment(tmp_path, model={"source": "nobody/no-such-model"}), "nobody/no-such-model")
+
+
+def test_dry_run_lists_cells_with_bound_and_refusal_and_makes_no_directory(
+    tmp_path: Path, tiny_experiment: WriteExperiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = tiny_experiment(tmp_path, strategies=[{"kind": "dynamic"}, {"kind": "offloaded"}])
+    result = invoke(experiment, "--out", tmp_path / "run", "--dry-run", "--json")
+    assert result.exit_code == 0, result.output
+    dynamic, offloaded = json.loads(result.stdout)["cells"]
+    assert dynamic["spec"]["strategy"]["kind"] == "dynamic"
+    # 16 tokens; the budget's 8 MiB without the weights hold 640 sessions of them.
+    assert dynamic["bound"]["kv_device_bytes_per_session"] == 16 * VALUES_PER_TOKEN * FLOAT32_BYTES == 12_288
+    assert dynamic["bound"]["sessions"] == 641
+    assert dynamic["refusal"] is None
+    assert "cpu" in offloaded["refusal"]
+    assert [path.name for path in tmp_path.iterdir()] == ["experiment.yaml"]
+
+
+@pytest.fixture(scope="module")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, saved with weights, and with a tokenizer that makes one token of every word."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny-model")
+    config = AutoConfig.for_model(**TINY_CONFIG)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "word": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    return folder
