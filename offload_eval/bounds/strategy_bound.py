@@ -27,6 +27,7 @@ UPSTREAM_OFFLOADED_LAYERS: Final = 3
 """Layers of KV on the device at once under transformers' offloading: two prefetched, one concatenated."""
 UPSTREAM_DEFAULTS: Final = {"nbits": 4, "q_group_size": 64, "residual_length": 128}
 """Source: transformers 5.24, cache_utils.QuantizedLayer."""
+HOST_NOT_CHECKED: Final = "The sessions are the device ledger's; whether host memory holds their KV is not checked."
 FP8_SCALE_BYTES_PER_LAYER: Final = 8
 """One float32 scale for keys, one for values."""
 
@@ -105,7 +106,10 @@ def _offloaded(rows: _Rows, workload: Workload, _: StrategySpec) -> Bound:
         kv_host_bytes_per_session=tokens * rows.all_layers_bytes,
         h2d_bytes_per_step=batch * (tokens - 1) * rows.all_layers_bytes,
         d2h_bytes_per_step=batch * tokens * rows.all_layers_bytes,
-        assumptions=(f"{layers} layers' KV are on the device; each layer crosses the link whole, both ways.",),
+        assumptions=(
+            f"{layers} layers' KV are on the device; each layer crosses the link whole, both ways.",
+            HOST_NOT_CHECKED,
+        ),
         source="transformers 5.24, cache_utils.Cache.update",
     )
 
@@ -119,7 +123,10 @@ def _streamed(rows: _Rows, workload: Workload, strategy: StrategySpec) -> Bound:
         kv_host_bytes_per_session=tokens * rows.all_layers_bytes,
         h2d_bytes_per_step=batch * (tokens - 1) * rows.all_layers_bytes,
         d2h_bytes_per_step=batch * rows.all_layers_bytes,
-        assumptions=(f"{slots} scratch layers are on the device; only new tokens are written back.",),
+        assumptions=(
+            f"{slots} scratch layers are on the device; only new tokens are written back.",
+            HOST_NOT_CHECKED,
+        ),
         source="offload_eval.strategies.streamed",
     )
 

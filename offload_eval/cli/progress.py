@@ -41,8 +41,10 @@ class RunProgress:
         )
 
     def cell_finished(self, record: RunRecord) -> None:
-        """Moves the upper bar, and leaves a line for the cell."""
+        """Moves the upper bar, and leaves a line for the cell on a terminal."""
         self._progress.advance(self._cells)
+        if self._progress.disable:
+            return
         reason = "" if record.failure is None else f" ({escape(record.failure.message.splitlines()[0][:160])})"
         self._progress.console.print(
             f"{self._label}: {record.status} in {format_duration(record.duration_s)}{reason}", highlight=False

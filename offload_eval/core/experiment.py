@@ -179,8 +179,9 @@ class MeasurementPlan(Strict, frozen=True, kw_only=True):
     memory_trials: NonNegativeInt = 1
     transfer_trials: NonNegativeInt = 1
     fidelity: bool = True
-    noise_floor_chunk_tokens: PositiveInt = 256
-    """The baseline is compared with itself prefilled in chunks of this size; smaller prompts are halved."""
+    noise_floor_chunk_tokens: PositiveInt = 255
+    """The baseline is compared with itself prefilled in chunks of this size, or of about half a shorter prompt. Odd:
+    chunks that fall on an attention kernel's tiles may give equal bits, and no floor."""
     cell_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
 
 

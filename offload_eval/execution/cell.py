@@ -155,8 +155,9 @@ def _can_compare(spec: RunSpec) -> bool:
 
 
 def _noise_floor_chunk(spec: RunSpec) -> int:
-    """Chunk size of the baseline's comparison with itself: at least two chunks."""
-    return min(spec.measurement.noise_floor_chunk_tokens, (spec.workload.prompt_tokens + 1) // 2)
+    """Chunk size of the baseline's comparison with itself: at least two chunks, and odd where the plan's is."""
+    half = (spec.workload.prompt_tokens + 1) // 2
+    return min(spec.measurement.noise_floor_chunk_tokens, max(1, half - (half % 2 == 0)))
 
 
 def _failure(error: BaseException, run: CellRun, progress: _Progress) -> Failure:

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,7 @@ class Worker:
 
 def _start_fork_server() -> None:
     """Starts it with interrupts blocked, for good and for all its children: the session decides what Ctrl-C ends."""
+    resource_tracker.ensure_running()  # or the fork server starts it, and unblocks SIGINT with that
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()

@@ -106,7 +106,7 @@ def _passes(experiment: Experiment) -> list[str]:
         "strategy, so that all do the same work and logits compare position by position. EOS is off and "
         "the count is checked.",
         "Noise floor: the baseline against itself, prefilled in chunks of "
-        f"{plan.noise_floor_chunk_tokens} tokens (a smaller prompt in halves).",
+        f"{plan.noise_floor_chunk_tokens} tokens (a shorter prompt in about halves).",
         "Interval: two order statistics that hold the true median with the stated coverage, at least "
         f"{CONFIDENCE:.0%}; below six trials there is none, and the range is minimum to maximum. ITL "
         "percentiles are nearest-rank, over all trials together.",
