@@ -44,7 +44,7 @@ class BudgetSpec(Strict, frozen=True, kw_only=True):
     weights_bytes: PositiveInt | None = None
     """None: counted from the model."""
     runtime_bytes: NonNegativeInt = 0
-    """What lies outside the allocator: device context, library workspaces."""
+    """What lies outside the allocator: the device context, and libraries that allocate by themselves."""
     reserve_bytes: NonNegativeInt = 0
     """Headroom kept free on top of everything that is counted."""
     enforce: bool = False
@@ -222,7 +222,9 @@ class RunSpec(Strict, frozen=True, kw_only=True):
     experiment: str
     model: ModelSpec
     model_fingerprint: str
-    """Hash over the model's config and the names and sizes of its weight files."""
+    """Hash over the model's config and its weight files' names, sizes and first and last bytes."""
+    prompt_fingerprint: str
+    """Hash of the prompt tokens."""
     device: DeviceName
     cpu: CpuSpec
     budget: BudgetSpec
@@ -235,6 +237,12 @@ class RunSpec(Strict, frozen=True, kw_only=True):
     def is_baseline(self) -> bool:
         """Whether this cell records the tokens the others are given."""
         return self.strategy == self.baseline
+
+    @property
+    def reference_key(self) -> str:
+        """Names the files of the prompt and of the baseline's tokens and logits: equal where those are equal."""
+        decides = (self.model, self.model_fingerprint, self.workload, self.prompt_fingerprint, self.baseline)
+        return f"{self.workload.label}-{content_hash(decides)}"
 
     @property
     def label(self) -> str:

@@ -90,8 +90,12 @@ class Failure(Strict, frozen=True, kw_only=True):
 
     type: str
     message: str
-    phase: str
-    """`support`, `load`, `prefill`, `decode`, or the name of the pass."""
+    stage: str
+    """`support`, `load`, or the name of the pass that ran."""
+    phase: Phase | None = None
+    """Where generation was; None outside a pass."""
+    ledger: Literal["device", "host"] | None = None
+    """Which memory ran out; None where none did."""
 
 
 class Conditions(Strict, frozen=True, kw_only=True):
@@ -100,12 +104,16 @@ class Conditions(Strict, frozen=True, kw_only=True):
     compute_threads: int | None = None
     contention_ratio: float | None = None
     """Wall over CPU time of a small parallel operation at the worker's start; 1.0: nobody else wants the cores."""
+    forced_tokens: bool | None = None
+    """Whether the cell was given the baseline's tokens; False: it ran on its own, and is compared with nothing."""
     baseline_bytes: int | None = None
-    """Device bytes live before the cell: the weights."""
+    """Device bytes live before the cell: the weights, and the workspaces of libraries that use the allocator."""
     leaked_bytes: int | None = None
     """Device bytes live after the cell beyond `baseline_bytes`."""
     cap_bytes: int | None = None
-    """Enforced limit on allocations."""
+    """Enforced limit on allocations in the memory, transfer and timing passes."""
+    noise_floor_chunk_tokens: int | None = None
+    """Size of the chunks that the baseline was prefilled in for its comparison with itself."""
     generate_s: float | None = None
     """Time inside generate(), all passes together."""
     load_s: float | None = None

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from offload_eval.core.experiment import DeviceName
+from offload_eval.core.experiment import DeviceName, Workload
 from offload_eval.strategies.link import Link
 
 
@@ -22,8 +22,8 @@ class CacheStrategy(Protocol):
     def __init__(self, spec: Any) -> None:
         """Takes the strategy's own spec."""
 
-    def refusal(self, device: DeviceName, config: Any) -> str | None:
-        """Why this strategy cannot run on `device` with this model config; None when it can."""
+    def refusal(self, device: DeviceName, config: Any, workload: Workload) -> str | None:
+        """Why this strategy cannot run the workload on `device` with this model config; None when it can."""
 
     def build_cache(self, config: Any, link: Link, capacity_tokens: int) -> Any:
         """Builds an upstream `Cache` for `capacity_tokens` cached tokens a session."""

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from offload_eval.core.experiment import DeviceName, DynamicSpec
+from offload_eval.core.experiment import DeviceName, DynamicSpec, Workload
 from offload_eval.strategies.link import Link
 from offload_eval.strategies.upstream import DynamicCache
 
@@ -15,7 +15,7 @@ class Dynamic:
     def __init__(self, spec: DynamicSpec) -> None:
         self.spec = spec
 
-    def refusal(self, _device: DeviceName, _config: Any) -> str | None:
+    def refusal(self, _device: DeviceName, _config: Any, _workload: Workload) -> str | None:
         """Runs everywhere."""
         return None
 

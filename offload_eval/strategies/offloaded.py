@@ -4,12 +4,12 @@ Per layer and step, upstream waits for the layer prefetched on its side stream, 
 and copies the updated layer back to the host on the compute stream (transformers 5.24, Cache.update).
 """
 
-from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 
-from offload_eval.core.experiment import DeviceName, OffloadedSpec
+from offload_eval.core.experiment import DeviceName, OffloadedSpec, Workload
 from offload_eval.strategies.link import Link
 from offload_eval.strategies.upstream import DynamicCache, require_methods
 
@@ -22,7 +22,7 @@ class Offloaded:
     def __init__(self, spec: OffloadedSpec) -> None:
         self.spec = spec
 
-    def refusal(self, device: DeviceName, config: Any) -> str | None:
+    def refusal(self, device: DeviceName, config: Any, _workload: Workload) -> str | None:
         """Upstream drives torch.cuda streams by name, so only CUDA and ROCm builds can run it."""
         if device != "cuda":
             return f"transformers' offloading is written for torch.cuda streams and cannot run on {device}"
@@ -31,55 +31,52 @@ class Offloaded:
         return None
 
     def build_cache(self, config: Any, link: Link, _capacity_tokens: int) -> Any:
-        """The cache of generate(cache_implementation="offloaded"), with meters on its layers."""
+        """The cache of generate(cache_implementation="offloaded"), with meters on its copies."""
         require_methods(DynamicCache, "update", "offload", "prefetch")
-        cache = DynamicCache(config=config.get_text_config(decoder=True), offloading=True)
-        meter(cache, link)
+        cache = MeteredOffloadingCache(config=config.get_text_config(decoder=True), offloading=True)
+        cache.link = link
+        for layer in cache.layers:
+            layer.__class__ = metered(type(layer))
+            layer.link = link
         return cache
 
 
-def meter(cache: Any, link: Link) -> None:
-    """Wraps the copies and the wait of upstream's offloading cache; what they do is left as it is.
+class MeteredOffloadingCache(DynamicCache):  # type: ignore[misc]  # untyped upstream
+    """Upstream's offloading cache, whose wait for the prefetched layer is timed.
 
-    The wait on the prefetch stream happens once more inside `update`, where it then costs nothing; the copy back
-    runs on the compute stream and is exposed in full, so it counts as a wait as well.
+    The wait happens once more inside `update`, where it then costs nothing.
     """
-    for layer in cache.layers:
-        layer.prefetch = _metered_prefetch(layer, link)
-        layer.offload = _metered_offload(layer, link)
-    cache.update = _metered_update(cache, link)
+
+    link: Link
+
+    def update(self, key_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Waits for the prefetch stream, then does what upstream does."""
+        with self.link.meter_wait():
+            torch.cuda.default_stream(key_states.device).wait_stream(self.prefetch_stream)
+        return super().update(key_states, *args, **kwargs)
 
 
-def _metered_prefetch(layer: Any, link: Link) -> Callable[[], None]:
-    prefetch = layer.prefetch
+class _MeteredCopies:
+    """Accounts for a layer's copies as upstream makes them."""
 
-    def metered() -> None:
-        with link.meter_copy("h2d", sum(tensor.nbytes for tensor in _held(layer) if tensor.device.type == "cpu")):
-            prefetch()
+    link: Link
 
-    return metered
+    def prefetch(self) -> None:
+        num_bytes = sum(tensor.nbytes for tensor in _held(self) if tensor.device.type == "cpu")
+        with self.link.meter_copy("h2d", num_bytes):
+            super().prefetch()  # type: ignore[misc]  # the layer class this is mixed into
 
-
-def _metered_offload(layer: Any, link: Link) -> Callable[[], None]:
-    offload = layer.offload
-
-    def metered() -> None:
-        num_bytes = sum(tensor.nbytes for tensor in _held(layer) if tensor.device.type != "cpu")
-        with link.meter_wait(), link.meter_copy("d2h", num_bytes):
-            offload()
-
-    return metered
+    def offload(self) -> None:
+        """The copy back runs on the compute stream and is exposed in full, so it counts as a wait as well."""
+        num_bytes = sum(tensor.nbytes for tensor in _held(self) if tensor.device.type != "cpu")
+        with self.link.meter_wait(), self.link.meter_copy("d2h", num_bytes):
+            super().offload()  # type: ignore[misc]  # the layer class this is mixed into
 
 
-def _metered_update(cache: Any, link: Link) -> Callable[..., Any]:
-    update = cache.update
-
-    def metered(key_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        with link.meter_wait():
-            torch.cuda.default_stream(key_states.device).wait_stream(cache.prefetch_stream)
-        return update(key_states, *args, **kwargs)
-
-    return metered
+@cache
+def metered(layer_class: type) -> type:
+    """The layer class with meters on its copies; `_layer_type` would register it as upstream's own."""
+    return type(f"Metered{layer_class.__name__}", (_MeteredCopies, layer_class), {"_layer_type": None})
 
 
 def _held(layer: Any) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from offload_eval.core.experiment import DeviceName, StreamedSpec
+from offload_eval.core.experiment import DeviceName, StreamedSpec, Workload
 from offload_eval.strategies.link import Link, Transfer
 from offload_eval.strategies.upstream import Cache, DynamicCache, DynamicLayer
 
@@ -24,10 +24,12 @@ class Streamed:
     def __init__(self, spec: StreamedSpec) -> None:
         self.spec = spec
 
-    def refusal(self, _device: DeviceName, config: Any) -> str | None:
-        """Needs a decoder-only model with at least one layer of full attention."""
+    def refusal(self, _device: DeviceName, config: Any, _workload: Workload) -> str | None:
+        """Needs a decoder-only model with a layer of full attention, whose KV no other layer reads."""
         if config.is_encoder_decoder:
             return "the streamed cache has no cross-attention: encoder-decoder models are not supported"
+        if getattr(config.get_text_config(decoder=True), "num_kv_shared_layers", None):
+            return "later layers of this model read the KV of earlier ones, which the scratch ring has reused by then"
         layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
         if not any(type(layer) is DynamicLayer for layer in layers):
             return "the model has no layer of full attention to stream"
@@ -41,8 +43,18 @@ class Streamed:
         return Cache(layers=[StreamedLayer(ring) if type(layer) is DynamicLayer else layer for layer in layers])
 
 
+class HostRows:
+    """One layer's KV in host memory: what the ring needs to know of a layer. It refers back to nothing."""
+
+    def __init__(self) -> None:
+        self.buffer_TBHE: torch.Tensor | None = None
+        self.length_tokens = 0
+        self.append: Transfer | None = None
+        """The latest copy into the buffer."""
+
+
 class StreamedLayer(DynamicLayer):  # type: ignore[misc]  # untyped upstream
-    """One layer's KV in host memory.
+    """One layer of upstream's cache, whose KV is in host memory.
 
     Computation visits the streamed layers of a ring in turn; `update` is one visit.
     """
@@ -52,18 +64,15 @@ class StreamedLayer(DynamicLayer):  # type: ignore[misc]  # untyped upstream
     def __init__(self, ring: "ScratchRing") -> None:
         super().__init__()
         self.ring = ring
-        self.ordinal = ring.enroll(self)
-        self.length_tokens = 0
-        self.host_TBHE: torch.Tensor | None = None
-        self.append: Transfer | None = None
+        self.rows = HostRows()
+        self.ordinal = ring.enroll(self.rows)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocates the host rows, at full capacity and once."""
         batch_size, kv_heads, _, self.key_head_dim = key_states.shape
-        width = self.key_head_dim + value_states.shape[-1]
-        row_shape = (batch_size, kv_heads, width)
+        row_shape = (batch_size, kv_heads, self.key_head_dim + value_states.shape[-1])
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.host_TBHE = self.ring.link.empty_host((self.ring.capacity_tokens, *row_shape), self.dtype)
+        self.rows.buffer_TBHE = self.ring.link.empty_host((self.ring.capacity_tokens, *row_shape), self.dtype)
         self.ring.prepare(row_shape, self.dtype, self.device)
         self.is_initialized = True
 
@@ -84,33 +93,29 @@ class StreamedLayer(DynamicLayer):  # type: ignore[misc]  # untyped upstream
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start, end = self.length_tokens, self.length_tokens + key_states.shape[-2]
+        start, end = self.rows.length_tokens, self.rows.length_tokens + key_states.shape[-2]
         if end > self.ring.capacity_tokens:
             raise ValueError(f"{end} tokens in a streamed cache built for {self.ring.capacity_tokens}")
-        scratch_TBHE = self.ring.checkout(self)
+        scratch_TBHE = self.ring.checkout(self.ordinal)
         new_TBHE = scratch_TBHE[start:end]
         new_TBHE[..., : self.key_head_dim] = key_states.permute(2, 0, 1, 3)
         new_TBHE[..., self.key_head_dim :] = value_states.permute(2, 0, 1, 3)
-        assert self.host_TBHE is not None
-        self.append = self.ring.link.d2h(self.host_TBHE[start:end], new_TBHE)
-        self.length_tokens = end
-        self.ring.advance(self)
+        self.ring.append(self.rows, new_TBHE)
         all_BHTE = scratch_TBHE[:end].permute(1, 2, 0, 3)
         return all_BHTE[..., : self.key_head_dim], all_BHTE[..., self.key_head_dim :]
 
     def get_seq_length(self) -> int:
         """Tokens held."""
-        return self.length_tokens
+        return self.rows.length_tokens
 
     def payload_tensors(self) -> list[torch.Tensor]:
         """The rows in use on the host, and the ring's scratch, which all layers share."""
-        if self.host_TBHE is None:
+        if self.rows.buffer_TBHE is None:
             return []
-        return [self.host_TBHE[: self.length_tokens], *self.ring.slots]
+        return [self.rows.buffer_TBHE[: self.rows.length_tokens], *self.ring.slots]
 
     def reset(self) -> None:
         """Forgets the tokens and keeps the buffers."""
-        self.length_tokens = 0
         self.ring.restart()
 
     def crop(self, *_args: Any, **_kwargs: Any) -> None:
@@ -138,12 +143,15 @@ class ScratchRing:
         self.capacity_tokens = capacity_tokens
         self.num_slots = min(prefetch_layers + 1, num_layers)
         self.slots: list[torch.Tensor] = []
-        self._layers: list[StreamedLayer] = []
-        self.restart()
+        self._layers: list[HostRows] = []
+        self._visit = 0
+        self._fetches: dict[int, Transfer] = {}
+        self._read_outs: dict[int, Transfer] = {}
+        """The latest append out of each slot."""
 
-    def enroll(self, layer: StreamedLayer) -> int:
+    def enroll(self, rows: HostRows) -> int:
         """Adds a layer, and returns its place in the turn."""
-        self._layers.append(layer)
+        self._layers.append(rows)
         return len(self._layers) - 1
 
     def prepare(self, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -159,45 +167,52 @@ class ScratchRing:
             raise ValueError(f"streamed layers differ: rows {shape} on {device}, scratch {tuple(self.slots[0].shape)}")
 
     def restart(self) -> None:
-        """Starts counting visits again, with empty slots."""
+        """Starts over with no tokens in any layer, once every copy under way is done."""
+        for transfer in (*self._fetches.values(), *self._read_outs.values()):
+            transfer.wait()
         self._visit = 0
-        self._fetches: dict[int, Transfer] = {}
-        self._slot_appends: dict[int, Transfer] = {}
+        self._fetches.clear()
+        self._read_outs.clear()
+        for rows in self._layers:
+            rows.length_tokens, rows.append = 0, None
 
-    def checkout(self, layer: StreamedLayer) -> torch.Tensor:
+    def checkout(self, ordinal: int) -> torch.Tensor:
         """Returns the slot of this visit, with the layer's prefix in it for all later computation.
 
         Raises:
             RuntimeError: The model visits its layers in another order than the first time.
         """
-        if self._visit % len(self._layers) != layer.ordinal:
+        if self._visit % len(self._layers) != ordinal:
             raise RuntimeError(
-                f"streamed layer {layer.ordinal} was used out of turn (visit {self._visit} of {len(self._layers)} "
-                "layers); the model must use its layers in one fixed order"
+                f"streamed layer {ordinal} was used out of turn (visit {self._visit} of {len(self._layers)} layers); "
+                "the model must use its layers in one fixed order"
             )
+        slot = self._visit % self.num_slots
         if self._visit not in self._fetches:
             self._fetch(self._visit)
-        fetch = self._fetches.pop(self._visit, None)
-        if fetch is not None:
-            fetch.wait()
-        elif (read_out := self._slot_appends.get(self._visit % self.num_slots)) is not None:
-            read_out.wait()
-        return self.slots[self._visit % self.num_slots]
+        ready = self._fetches.pop(self._visit, None) or self._read_outs.get(slot)
+        if ready is not None:
+            ready.wait()
+        return self.slots[slot]
 
-    def advance(self, layer: StreamedLayer) -> None:
-        """Ends the visit's use of the link, and fetches ahead into the slot that is free now."""
-        assert layer.append is not None
-        self._slot_appends[self._visit % self.num_slots] = layer.append
+    def append(self, rows: HostRows, new_TBHE: torch.Tensor) -> None:
+        """Writes the visit's new rows back, ends the visit, and fetches ahead into the slot that is free now."""
+        assert rows.buffer_TBHE is not None
+        end = rows.length_tokens + new_TBHE.shape[0]
+        rows.append = self.link.d2h(rows.buffer_TBHE[rows.length_tokens : end], new_TBHE)
+        rows.length_tokens = end
+        self._read_outs[self._visit % self.num_slots] = rows.append
         ahead = self._visit + self.num_slots - 1
         self._visit += 1
         if ahead >= self._visit:
             self._fetch(ahead)
 
     def _fetch(self, visit: int) -> None:
-        layer = self._layers[visit % len(self._layers)]
-        tokens = layer.length_tokens
-        if tokens == 0 or tokens >= self.capacity_tokens or layer.host_TBHE is None:
+        """Submits the copy of a layer's prefix; a layer that is empty, or full and therefore done, has none."""
+        rows = self._layers[visit % len(self._layers)]
+        tokens = rows.length_tokens
+        if tokens == 0 or tokens >= self.capacity_tokens or rows.buffer_TBHE is None:
             return
         slot = visit % self.num_slots
-        after = [append for append in (layer.append, self._slot_appends.get(slot)) if append is not None]
-        self._fetches[visit] = self.link.h2d(self.slots[slot][:tokens], layer.host_TBHE[:tokens], after)
+        after = [append for append in (rows.append, self._read_outs.get(slot)) if append is not None]
+        self._fetches[visit] = self.link.h2d(self.slots[slot][:tokens], rows.buffer_TBHE[:tokens], after)
