@@ -96,6 +96,7 @@ def make_spec(strategy: StrategySpec = DYNAMIC, **changes: Any) -> RunSpec:
         "experiment": "does-it-pay",
         "model": ModelSpec(source="tests/tiny"),
         "model_fingerprint": "feedfacefeedface",
+        "prompt_fingerprint": "0123456789abcdef",
         "device": "cpu",
         "cpu": CpuSpec(),
         "budget": make_budget(),
@@ -107,7 +108,7 @@ def make_spec(strategy: StrategySpec = DYNAMIC, **changes: Any) -> RunSpec:
     return RunSpec(**base | changes)
 
 
-def make_phase(peak_bytes: int | None = 1_040_000, moved_bytes: int | None = 0, **changes: Any) -> PhaseSample:
+def make_phase(peak_bytes: int | None = 1_040_000, moved_bytes: int | None = None, **changes: Any) -> PhaseSample:
     base = {"peak_allocated_bytes": peak_bytes, "h2d_bytes": moved_bytes, "d2h_bytes": moved_bytes}
     return PhaseSample(**base | changes)
 
@@ -124,10 +125,10 @@ def make_timing(tpot_s: float = 0.010, **changes: Any) -> TrialSample:
 
 
 def make_trial(tpot_s: float = 0.010, **changes: Any) -> TrialSample:
-    """A round that took every pass: 45 sessions measured, 54 by arithmetic, under `dynamic`."""
+    """A round that took every pass: 45 sessions by peak, 54 by arithmetic, under `dynamic`."""
     base = {
         "prefill": make_phase(),
-        "decode": make_phase(1_036_000, exposed_transfer_s=0.0),
+        "decode": make_phase(1_036_000),
         "kv_cache_device_bytes": 32_768,
         "kv_cache_host_bytes": 0,
         "swap_in_bytes": 0,
@@ -156,6 +157,11 @@ def make_fidelity(kl_nats: float = 0.001, **changes: Any) -> FidelitySample:
     return FidelitySample(**base | changes)
 
 
+def make_conditions(**changes: Any) -> Conditions:
+    base = {"contention_ratio": 1.0, "forced_tokens": True, "baseline_bytes": WEIGHTS_BYTES, "leaked_bytes": 0}
+    return Conditions(**base | changes)
+
+
 def make_record(strategy: StrategySpec = DYNAMIC, spec: RunSpec | None = None, **changes: Any) -> RunRecord:
     """One clean cell; without changes, a baseline whose noise floor is 0.001 nats."""
     spec = spec or make_spec(strategy)
@@ -168,7 +174,7 @@ def make_record(strategy: StrategySpec = DYNAMIC, spec: RunSpec | None = None, *
         "status": "ok",
         "trials": make_trials(),
         "fidelity": make_fidelity(against="chunked_prefill" if spec.is_baseline else "baseline"),
-        "conditions": Conditions(contention_ratio=1.0, baseline_bytes=WEIGHTS_BYTES, leaked_bytes=0),
+        "conditions": make_conditions(),
         "started_at_utc": "2026-01-02T03:04:05Z",
         "duration_s": 12.5,
     }
@@ -178,10 +184,11 @@ def make_record(strategy: StrategySpec = DYNAMIC, spec: RunSpec | None = None, *
 def make_streamed(**changes: Any) -> RunRecord:
     """A clean lossless cell that moves KV: 15,600,000 bytes over 156 steps and 2 sessions, 50,000 a token.
 
-    Both layers are scratch (2 slots): the device bound equals the dynamic one, and the host holds all KV.
+    Both layers are scratch (2 slots of 256 rows of 32 bytes a session): the device holds as much as under
+    `dynamic`, and the host holds all KV as well.
     """
     decode = make_phase(1_030_000, 7_800_000, exposed_transfer_s=0.312, h2d_busy_s=0.4, d2h_busy_s=0.1)
-    trials = make_trials(0.015, decode=decode, kv_cache_device_bytes=0, kv_cache_host_bytes=32_768)
+    trials = make_trials(0.015, decode=decode, kv_cache_device_bytes=32_768, kv_cache_host_bytes=32_768)
     return make_record(STREAMED, **{"trials": trials, "fidelity": make_fidelity(0.0)} | changes)
 
 
@@ -196,8 +203,13 @@ def make_quantized(**changes: Any) -> RunRecord:
 
 
 def make_failure(
-    status: str, strategy: StrategySpec = STREAMED, message: str = "no memory", **changes: Any
+    status: str,
+    strategy: StrategySpec = STREAMED,
+    message: str = "no memory",
+    failed: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> RunRecord:
-    """A cell without a result."""
-    failure = Failure(type="ProblemError", message=message, phase="prefill")
+    """A cell without a result: it ended in the prefill of the memory pass, unless `failed` says otherwise."""
+    place = {"stage": "memory", "phase": "prefill", "ledger": "device" if status == "oom" else None}
+    failure = Failure(**{"type": "ProblemError", "message": message} | place | (failed or {}))
     return make_record(strategy, **{"status": status, "failure": failure, "trials": (), "fidelity": None} | changes)

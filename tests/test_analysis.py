@@ -1,12 +1,16 @@
 """Judgement over records: expected values are worked out by hand in the comments."""
 
+import re
+
 import msgspec
 import pytest
 from factories import (
     DYNAMIC,
     QUANTIZED,
     STREAMED,
+    WEIGHTS_BYTES,
     make_budget,
+    make_conditions,
     make_facts,
     make_failure,
     make_fidelity,
@@ -26,15 +30,17 @@ from offload_eval.analysis import statistics
 from offload_eval.analysis.capacity import (
     analytic_bound,
     analytic_sessions,
-    measured_bytes_per_session,
-    measured_sessions,
+    bytes_per_session_by_peak,
+    sessions_by_peak,
 )
 from offload_eval.analysis.cells import (
+    busy_s_per_step,
     bytes_moved_per_token,
     exposed_s_per_token,
     latest_records,
     mean_kl_nats,
     merged_sample,
+    noise_floor_nats,
 )
 from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.analysis.findings import CELL_RULES, DIRECTORY_RULES, find
@@ -132,11 +138,39 @@ class TestCells:
 
     def test_passes_are_laid_over_one_another(self):
         memory = TrialSample(decode=PhaseSample(peak_allocated_bytes=7), kv_cache_host_bytes=0)
-        transfer = TrialSample(decode=PhaseSample(h2d_bytes=5), kv_cache_host_bytes=3)
+        transfer = TrialSample(decode=PhaseSample(h2d_bytes=5))
         merged = merged_sample(make_record(trials=(make_timing(), memory, transfer)))
         assert merged.decode == PhaseSample(peak_allocated_bytes=7, h2d_bytes=5)
-        # The first that is there wins, and 0 is there.
+        # 0 was looked at, None was not.
         assert (merged.kv_cache_host_bytes, merged.kv_cache_device_bytes) == (0, None)
+
+    def test_peaks_of_several_trials_are_the_highest_and_the_rest_the_median(self):
+        trials = [
+            TrialSample(
+                peak_host_rss_bytes=peak,
+                pinned_requested_bytes=moved,
+                num_alloc_retries=retries,
+                decode=PhaseSample(
+                    peak_allocated_bytes=peak,
+                    peak_reserved_bytes=peak + 1,
+                    peak_device_used_bytes=peak + 2,
+                    h2d_bytes=moved,
+                    h2d_busy_s=busy_s,
+                    exposed_transfer_s=busy_s / 4,
+                ),
+            )
+            for peak, moved, busy_s, retries in ((10, 100, 0.5, 1), (30, 104, 4.0, 0), (20, 900, 1.0, 2))
+        ]
+        merged = merged_sample(make_record(trials=trials))
+        peaks = (merged.decode.peak_allocated_bytes, merged.decode.peak_reserved_bytes)
+        assert (*peaks, merged.decode.peak_device_used_bytes, merged.peak_host_rss_bytes) == (30, 31, 32, 30)
+        assert (merged.decode.h2d_bytes, merged.pinned_requested_bytes) == (104, 104)
+        assert (merged.decode.h2d_busy_s, merged.decode.exposed_transfer_s) == (1.0, 0.25)
+        assert merged.num_alloc_retries == 3
+
+    def test_a_median_of_bytes_is_whole(self):
+        trials = [TrialSample(decode=PhaseSample(h2d_bytes=size)) for size in (4, 7)]
+        assert repr(merged_sample(make_record(trials=trials)).decode.h2d_bytes) == "6"
 
     def test_bytes_moved_count_both_directions_for_each_session(self):
         # (7,800,000 + 7,800,000) / (156 steps * 2 sessions)
@@ -152,9 +186,21 @@ class TestCells:
         assert exposed_s_per_token(make_streamed()) == pytest.approx(0.002)
         assert exposed_s_per_token(make_failure("oom")) is None
 
+    def test_link_time_is_a_step_s(self):
+        # 0.4 s and 0.1 s over 156 steps
+        assert busy_s_per_step(make_streamed(), "h2d") == pytest.approx(0.4 / 156)
+        assert busy_s_per_step(make_streamed(), "d2h") == pytest.approx(0.1 / 156)
+        assert busy_s_per_step(make_record(), "h2d") is None
+
     def test_mean_kl_is_over_positions(self):
-        assert mean_kl_nats(make_record(fidelity=make_fidelity(kl_nats=0.5))) == 0.5
-        assert mean_kl_nats(make_record(fidelity=None)) is None
+        fidelity = msgspec.structs.replace(make_fidelity(), kl_nats=(0.25, 0.75))
+        assert mean_kl_nats(make_streamed(fidelity=fidelity)) == 0.5
+        assert mean_kl_nats(make_streamed(fidelity=None)) is None
+        assert noise_floor_nats(make_streamed()) is None
+
+    def test_the_baselines_comparison_with_itself_is_a_noise_floor_and_no_kl(self):
+        assert mean_kl_nats(make_record()) is None
+        assert noise_floor_nats(make_record()) == pytest.approx(0.001)
 
 
 class TestCapacity:
@@ -169,24 +215,45 @@ class TestCapacity:
         assert analytic_bound(record) is None
         assert analytic_sessions(record) is None
 
-    def test_measured_sessions_come_from_the_worse_phase(self):
+    def test_sessions_by_peak_come_from_the_worse_phase(self):
         # (1,040,000 - 1,000,000) / 2 = 20,000 a session; 900,000 // 20,000
-        assert measured_bytes_per_session(make_record()) == 20_000
-        assert measured_sessions(make_record()) == 45
+        assert bytes_per_session_by_peak(make_record()) == 20_000
+        assert sessions_by_peak(make_record()) == 45
         # Decode is the worse one here: 30,000 a session.
         trials = make_trials(decode=make_phase(1_060_000))
-        assert measured_sessions(make_record(trials=trials)) == 30
+        assert sessions_by_peak(make_record(trials=trials)) == 30
 
     def test_a_session_is_rounded_up(self):
         # 40,001 / 2 = 20,000.5
         record = make_record(trials=make_trials(prefill=make_phase(1_040_001)))
-        assert measured_bytes_per_session(record) == 20_001
-        assert measured_sessions(record) == 44
+        assert bytes_per_session_by_peak(record) == 20_001
+        assert sessions_by_peak(record) == 44
 
     def test_the_budget_may_state_other_weights_than_the_run_loaded(self):
         # The run's 1,000,000 come off the peak; the deployment's 1,500,000 come off the budget: 400,000 // 20,000.
         spec = make_spec(budget=make_budget(weights_bytes=1_500_000))
-        assert measured_sessions(make_record(spec=spec)) == 20
+        assert sessions_by_peak(make_record(spec=spec)) == 20
+
+    def test_what_is_live_before_any_session_is_no_sessions(self):
+        # Of the 40,000 bytes above the weights, a library's workspace holds 10,000 already: 15,000 a session.
+        record = make_record(conditions=make_conditions(baseline_bytes=WEIGHTS_BYTES + 10_000))
+        assert bytes_per_session_by_peak(record) == 15_000
+        # It comes off the budget too: 890,000 // 15,000.
+        assert sessions_by_peak(record) == 59
+
+    def test_weights_that_the_budget_states_take_the_place_of_what_was_live(self):
+        # 2,000,000 - 1,500,000 - 100,000 = 400,000 // 15,000
+        spec = make_spec(budget=make_budget(weights_bytes=1_500_000))
+        conditions = make_conditions(baseline_bytes=WEIGHTS_BYTES + 10_000)
+        assert sessions_by_peak(make_record(spec=spec, conditions=conditions)) == 26
+
+    def test_where_nothing_was_counted_before_the_weights_stand_for_it(self):
+        assert bytes_per_session_by_peak(make_record(conditions=Conditions())) == 20_000
+
+    def test_the_highest_of_several_memory_trials_decides(self):
+        # (1,050,000 - 1,000,000) / 2 = 25,000 a session.
+        trials = (make_trial(), make_trial(prefill=make_phase(1_050_000)), make_trial())
+        assert sessions_by_peak(make_record(trials=trials)) == 36
 
     @pytest.mark.parametrize(
         "record",
@@ -199,8 +266,8 @@ class TestCapacity:
         ],
         ids=["not ok", "no memory pass", "no prefill", "no decode", "below the weights"],
     )
-    def test_measured_sessions_are_absent_when_a_phase_is_unknown(self, record):
-        assert measured_sessions(record) is None
+    def test_sessions_by_peak_are_absent_when_a_phase_is_unknown(self, record):
+        assert sessions_by_peak(record) is None
 
 
 class TestComparison:
@@ -214,15 +281,28 @@ class TestComparison:
         assert comparison.throughput_ratio == pytest.approx(2.06 / 2.84)
         assert comparison.prefill_peak_saved_bytes == 0
         assert comparison.decode_peak_saved_bytes == 6_000
-        assert comparison.kv_device_saved_bytes == 32_768
+        assert comparison.kv_device_saved_bytes == 0
         assert comparison.sessions_gained == 0
         assert comparison.extra_bytes_moved_per_token == 50_000
         assert (comparison.mean_kl_nats, comparison.noise_floor_nats) == (0.0, pytest.approx(0.001))
 
-    def test_sessions_gained_are_measured_ones(self):
+    def test_sessions_gained_are_those_by_peak(self):
         # 900,000 // 19,000 = 47 against 45.
         (comparison,) = compare_with_baseline([make_record(), make_quantized()])
         assert comparison.sessions_gained == 2
+
+    @pytest.mark.parametrize(("baseline_bytes", "extra"), [(None, 50_000), (780_000, 45_000)])
+    def test_a_baseline_that_does_not_use_the_link_moves_nothing(self, baseline_bytes, extra):
+        # 2 * 780,000 / 312 = 5,000 a token.
+        baseline = make_record(trials=make_trials(decode=make_phase(1_036_000, baseline_bytes)))
+        (comparison,) = compare_with_baseline([baseline, make_streamed()])
+        assert comparison.extra_bytes_moved_per_token == extra
+        (comparison,) = compare_with_baseline([baseline, make_quantized()])
+        assert comparison.extra_bytes_moved_per_token is None
+
+    def test_a_cell_that_ran_on_its_own_tokens_is_compared_with_nothing(self):
+        own = make_streamed(fidelity=None, conditions=make_conditions(forced_tokens=False))
+        assert compare_with_baseline([make_record(), own]) == ()
 
     def test_a_missing_side_leaves_its_figure_absent(self):
         untimed = make_record(trials=(), fidelity=None)
@@ -269,19 +349,23 @@ OFFLOADED = OffloadedSpec()
 OLD_UPSTREAM = make_machine(versions={"torch": "2.13.0", "transformers": "5.19.1"})
 
 
-def make_offloaded(machine=None):
-    trials = make_trials(kv_cache_device_bytes=0, kv_cache_host_bytes=32_768)
+def make_offloaded(machine=None, host_bytes=32_768):
+    """Two and a half layers of 8,192 bytes a session are on the device at once: 43 sessions; 40 by this peak."""
+    trials = make_trials(prefill=make_phase(1_045_000), kv_cache_device_bytes=0, kv_cache_host_bytes=host_bytes)
     record = make_record(OFFLOADED, trials=trials, fidelity=make_fidelity(0.0))
     return record if machine is None else msgspec.structs.replace(record, machine=machine)
 
 
-def make_unflushed(strategy=QUANTIZED, output_tokens=128):
-    """A cell of 128 tokens: 127 decode steps, one short of the residual window."""
+def make_unflushed(strategy=QUANTIZED, output_tokens=128, kv_bytes=19_856):
+    """A cell of 128 tokens: 127 decode steps, one short of the residual window.
+
+    100 tokens of 32 values at 4.5 bits and 127 of 64 bytes: 2 * (1,800 + 8,128) = 19,856 bytes.
+    """
     workload = make_workload(output_tokens=output_tokens)
     return make_quantized(
         spec=make_spec(strategy, workload=workload),
         run_id=f"unflushed-{output_tokens}-{strategy.label}",
-        trials=make_trials(kv_cache_device_bytes=32_768),
+        trials=make_trials(kv_cache_device_bytes=kv_bytes),
     )
 
 
@@ -297,7 +381,8 @@ PLANTED = {
     "timeout": ("warning", make_failure("timeout")),
     "failed": ("error", make_failure("failed")),
     "out_of_memory": ("warning", make_failure("oom")),
-    "kv_payload_below_bound": ("error", make_record(trials=make_trials(kv_cache_device_bytes=32_767))),
+    "kv_payload_differs": ("error", make_record(trials=make_trials(kv_cache_device_bytes=32_767))),
+    "own_tokens": ("error", make_streamed(fidelity=None, conditions=make_conditions(forced_tokens=False))),
     # (1,030,000 - 1,000,000) / 2 = 15,000 a session: 60 sessions against 54.
     "sessions_above_bound": (
         "error",
@@ -317,7 +402,8 @@ PLANTED = {
 
 class TestFindings:
     def test_clean_cells_have_none(self):
-        assert find([make_record(), make_streamed(), make_quantized(), make_offloaded()]) == ()
+        assert find([make_record(), make_streamed(), make_quantized()]) == ()
+        assert find([make_offloaded()]) == ()
         assert find([]) == ()
 
     @pytest.mark.parametrize("code", PLANTED)
@@ -339,9 +425,10 @@ class TestFindings:
             make_streamed(conditions=Conditions()),
             make_offloaded(make_machine(versions={})),
             make_offloaded(make_machine(versions={"transformers": "5.20.0.dev0"})),
-            make_unflushed(output_tokens=129),
-            make_unflushed(QuantizedSpec(backend="fp8")),
-            make_unflushed(QuantizedSpec(backend="hqq", residual_length=127)),
+            # 228 and 227 tokens of 32 values at 4.5 bits; 227 at 8 bits and 2 layers' 8 bytes of scales.
+            make_unflushed(output_tokens=129, kv_bytes=8_208),
+            make_unflushed(QuantizedSpec(backend="fp8"), kv_bytes=14_544),
+            make_unflushed(QuantizedSpec(backend="hqq", residual_length=127), kv_bytes=8_172),
             make_streamed(fidelity=None, spec=make_spec(STREAMED, measurement=MeasurementPlan(fidelity=False))),
         ],
         ids=[
@@ -364,16 +451,97 @@ class TestFindings:
         assert find([record]) == ()
 
     def test_running_out_of_an_enforced_budget_is_an_answer(self):
-        spec = make_spec(STREAMED, budget=make_budget(enforce=True))
-        (finding,) = find([make_failure("oom", spec=spec, conditions=Conditions(cap_bytes=2 * 1024**2))])
+        (finding,) = find([make_failure("oom", conditions=Conditions(cap_bytes=2 * 1024**2))])
         assert (finding.code, finding.severity) == ("out_of_memory", "note")
-        assert "does not fit the enforced cap of 2.00 MiB, in prefill: ProblemError: no memory" in finding.message
+        assert finding.message.endswith(
+            "the cell does not fit the enforced cap of 2.00 MiB: during the memory pass, in prefill: "
+            "ProblemError: no memory"
+        )
 
-    def test_kv_on_the_host_is_held_to_the_host_bytes(self):
-        short = make_trials(kv_cache_device_bytes=0, kv_cache_host_bytes=32_767)
-        (finding,) = find([make_record(), make_streamed(trials=short)])
-        assert finding.code == "kv_payload_below_bound"
-        assert "32,767 bytes where the arithmetic needs 32,768" in finding.message
+    @pytest.mark.parametrize(
+        ("failed", "cap_bytes", "said"),
+        [
+            ({"ledger": "device"}, None, "ran out of device memory during the memory pass, in prefill"),
+            ({"ledger": "host"}, None, "ran out of host memory during the memory pass, in prefill"),
+            ({"ledger": "host"}, 2**21, "ran out of host memory during the memory pass, in prefill"),
+            ({"ledger": None}, None, "ran out of memory during the memory pass, in prefill"),
+            ({"stage": "load", "phase": None}, 2**21, "ran out of device memory while the model was loaded:"),
+            ({"stage": "fidelity"}, 2**21, "ran out of device memory during the fidelity pass, in prefill"),
+        ],
+        ids=["device", "host", "host under a cap", "unknown", "load under a cap", "a pass without the cap"],
+    )
+    def test_running_out_of_the_machines_memory_says_nothing_of_a_budget(self, failed, cap_bytes, said):
+        spec = make_spec(STREAMED, budget=make_budget(enforce=cap_bytes is not None))
+        conditions = Conditions(cap_bytes=cap_bytes)
+        (finding,) = find([make_failure("oom", spec=spec, failed=failed, conditions=conditions)])
+        assert (finding.code, finding.severity) == ("out_of_memory", "warning")
+        assert f"the cell {said}" in finding.message
+        assert not re.search(r"budget|cap|fit", finding.message + finding.remedy)
+
+    @pytest.mark.parametrize(
+        ("status", "failed", "said"),
+        [
+            ("failed", {"stage": "timing", "phase": "decode"}, "the cell failed during the timing pass, in decode: "),
+            ("failed", {"stage": "load", "phase": None}, "the cell failed while the model was loaded: ProblemError"),
+            ("timeout", {"stage": "warmup", "phase": None}, "after 3,600 s, during the warmup pass: ProblemError"),
+        ],
+    )
+    def test_a_failure_says_where(self, status, failed, said):
+        (finding,) = find([make_failure(status, failed=failed)])
+        assert said in finding.message
+
+    def test_what_is_unsupported_gives_its_reason_alone(self):
+        refused = {"type": "Unsupported", "stage": "support", "phase": None}
+        (finding,) = find([make_failure("unsupported", message="it needs a GPU", failed=refused)])
+        assert finding.message == "small / streamed: this strategy cannot run here: it needs a GPU"
+
+    @pytest.mark.parametrize(
+        ("record", "said"),
+        [
+            (
+                make_record(trials=make_trials(kv_cache_device_bytes=32_770)),
+                "32,770 bytes on the device where the arithmetic gives 32,768: 2 bytes more",
+            ),
+            (
+                make_record(trials=make_trials(kv_cache_host_bytes=1)),
+                "1 bytes on the host where the arithmetic gives 0: 1 bytes more",
+            ),
+            (
+                make_record(trials=(make_trial(), make_trial(kv_cache_device_bytes=5), make_trial())),
+                "5 bytes on the device where the arithmetic gives 32,768: 32,763 bytes fewer",
+            ),
+            (
+                make_streamed(trials=make_trials(kv_cache_device_bytes=0, kv_cache_host_bytes=32_768)),
+                "0 bytes on the device where the arithmetic gives 32,768: 32,768 bytes fewer",
+            ),
+            (
+                make_streamed(trials=make_trials(kv_cache_device_bytes=32_768, kv_cache_host_bytes=32_767)),
+                "32,767 bytes on the host where the arithmetic gives 32,768: 1 bytes fewer",
+            ),
+            (
+                make_quantized(trials=make_trials(kv_cache_device_bytes=11_790)),
+                "11,790 bytes on the device where the arithmetic gives 11,792: 2 bytes fewer",
+            ),
+            (
+                make_unflushed(QuantizedSpec(backend="fp8"), kv_bytes=14_528),
+                "14,528 bytes on the device where the arithmetic gives 14,544: 16 bytes fewer",
+            ),
+            (
+                make_offloaded(host_bytes=32_767),
+                "32,767 bytes on both ledgers together where the arithmetic gives at least 32,768: 1 bytes fewer",
+            ),
+        ],
+        ids=["more", "host", "a later trial", "scratch", "host rows", "quantized", "scales", "offloaded"],
+    )
+    def test_a_cache_holds_what_its_card_says_in_each_ledger(self, record, said):
+        (finding,) = [finding for finding in find([record]) if finding.code == "kv_payload_differs"]
+        assert said in finding.message
+
+    def test_a_session_of_a_quantized_cache_may_be_rounded_up_by_a_byte(self):
+        assert find([make_quantized(trials=make_trials(kv_cache_device_bytes=11_791))]) == ()
+
+    def test_copies_of_an_offloaded_cache_are_its_own_affair(self):
+        assert find([make_offloaded(host_bytes=40_000)]) == ()
 
     def test_a_lossless_strategy_above_the_noise_floor_is_an_error(self):
         (finding,) = find([make_record(), make_streamed(fidelity=make_fidelity(0.002))])
@@ -393,7 +561,7 @@ class TestFindings:
     def test_a_peak_above_the_baselines_is_found_in_its_phase(self, phase):
         peaks = {"prefill": make_phase(1_040_000), "decode": make_phase(1_036_000)}
         higher = msgspec.structs.replace(peaks[phase], peak_allocated_bytes=peaks[phase].peak_allocated_bytes + 2048)
-        record = make_quantized(trials=make_trials(**peaks | {phase: higher}))
+        record = make_quantized(trials=make_trials(**peaks | {phase: higher}, kv_cache_device_bytes=11_792))
         (finding,) = find([make_record(), record])
         assert finding.code == "peak_above_baseline"
         assert f"the {phase} peak is 2.00 KiB (2,048 bytes) above" in finding.message
@@ -409,6 +577,11 @@ class TestFindings:
                 "mixed_specs",
                 "another model_fingerprint than",
             ),
+            (
+                make_streamed(spec=make_spec(STREAMED, prompt_fingerprint="other")),
+                "mixed_specs",
+                "another prompt_fingerprint than",
+            ),
         ],
     )
     def test_records_that_do_not_belong_together_are_found(self, record, code, said):
@@ -416,6 +589,14 @@ class TestFindings:
         assert (finding.code, finding.severity) == (code, "warning")
         assert said in finding.message
         assert len(DIRECTORY_RULES) == 5
+
+    def test_each_workload_has_its_own_prompt(self):
+        long = make_spec(workload=make_workload(name="long"), prompt_fingerprint="other")
+        assert find([make_record(), make_record(spec=long)]) == ()
+
+    def test_a_cell_on_its_own_tokens_is_not_said_to_lack_a_reference(self):
+        own = make_streamed(fidelity=None, conditions=make_conditions(forced_tokens=False))
+        assert codes(find([make_record(), own])) == ["own_tokens"]
 
     def test_what_several_cells_share_is_said_once(self):
         load = Conditions(contention_ratio=2.0)

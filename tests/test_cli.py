@@ -11,11 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from factories import make_experiment, make_machine, make_record
+from factories import make_experiment, make_failure, make_machine, make_record, make_spec, make_streamed
 from typer.testing import CliRunner
 
 import offload_eval
 from offload_eval.cli.app import app
+from offload_eval.core.experiment import OffloadedSpec
 from offload_eval.errors import InputError, OffloadEvalError, UnableError
 from offload_eval.store.run_directory import RunDirectory
 
@@ -183,6 +184,19 @@ class TestReport:
         assert [(cell["workload"], cell["strategy"], cell["status"]) for cell in content["cells"]] == [
             ("small", "dynamic", "ok")
         ]
+
+    def test_the_last_record_of_every_cell_in_the_directory_is_reported(self, tmp_path: Path) -> None:
+        """A cell that the experiment names no longer, as after a resume with another one, stays in the report."""
+        stray = make_record(spec=make_spec(OffloadedSpec()))
+        with RunDirectory.create(tmp_path / "run", make_experiment(), make_machine()) as directory:
+            for record in (make_failure("failed"), stray, make_streamed()):
+                directory.append(record)
+        content = json.loads(invoke("report", str(tmp_path / "run"), "--json").stdout)
+        assert [(cell["strategy"], cell["status"]) for cell in content["cells"]] == [
+            ("streamed", "ok"),
+            ("offloaded", "ok"),
+        ]
+        assert f"`{stray.run_id}`" in (tmp_path / "run" / "report.md").read_text()
 
     def test_a_run_without_a_finished_cell_is_refused(self, tmp_path: Path) -> None:
         result = invoke("report", str(self.written(tmp_path / "run", num_records=0)))

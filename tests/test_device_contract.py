@@ -77,6 +77,24 @@ def test_bytes_are_counted_by_direction_and_phase(device: Device):
     assert decode.h2d_busy_s is None, "an untimed link has no times"
 
 
+def test_closing_the_link_finishes_every_copy(device: Device):
+    """Nobody waits for these copies; the data must be there and the account whole all the same."""
+    on_device = torch.ones(4, MIB, dtype=torch.uint8, device=device.torch_device)
+    with device.open_link(timed=True) as link:
+        hosts = [link.empty_host((MIB,), torch.uint8).zero_() for _ in range(4)]
+        for host, row in zip(hosts, on_device, strict=True):
+            link.d2h(host, row)
+    assert all(bool((host == 1).all()) for host in hosts)
+    assert link.log.sample("prefill").d2h_bytes == 4 * MIB
+
+
+def test_a_run_that_ends_in_prefill_has_no_decode_peak(device: Device):
+    with device.measure_memory() as meter:
+        torch.zeros(MIB, dtype=torch.uint8, device=device.torch_device)
+    assert (meter.sample("prefill").peak_allocated_bytes or 0) >= MIB
+    assert meter.sample("decode").peak_allocated_bytes is None
+
+
 def test_a_timed_link_gives_busy_and_exposed_time(device: Device):
     on_device = torch.zeros(32 * MIB, dtype=torch.uint8, device=device.torch_device)
     with device.open_link(timed=True) as link:

@@ -1,18 +1,23 @@
 """What the doctor says of an environment, with planted gaps."""
 
+import ast
 import importlib.util
 import json
 import os
 import re
 import shutil
+import sys
 import sysconfig
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from factories import make_conditions, make_record
 from typer.testing import CliRunner
 
+from offload_eval.analysis.findings import find
 from offload_eval.cli import doctor
 from offload_eval.cli.doctor import doctor_command
 from offload_eval.core.machine import Accelerator
@@ -55,6 +60,25 @@ def test_every_required_package_has_a_tested_version_and_a_minimum() -> None:
     declared = dict(requirement.split(">=") for requirement in PROJECT["dependencies"])
     assert doctor.required_minimums() == declared
     assert declared.keys() <= doctor.tested_versions().keys()
+
+
+def test_every_package_that_a_test_imports_is_declared() -> None:
+    extras = PROJECT["optional-dependencies"]
+    requirements = [*PROJECT["dependencies"], *extras["quantizers"], *extras["dev"]]
+    brought = {"numpy", "click", "tokenizers"}  # by pandas, typer and transformers
+    declared = {re.split(r"[>=]", requirement)[0].lower() for requirement in requirements} | brought
+    names = {path.stem for path in (ROOT / "tests").glob("*.py")} | {"offload_eval"} | sys.stdlib_module_names
+    distributions = metadata.packages_distributions()
+    for package in {name for path in (ROOT / "tests").glob("*.py") for name in imported_by(path)} - names:
+        assert declared & {name.lower() for name in distributions[package]}, package
+
+
+def imported_by(path: Path) -> set[str]:
+    """Top-level names of the modules that a file imports, at any depth."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named = [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in (*plain, *named)}
 
 
 def test_this_environment_runs_the_cpu_device(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,10 +133,14 @@ def test_the_python_range_is_the_packages_own(monkeypatch: pytest.MonkeyPatch, v
     assert doctor._python_check().status == status
 
 
-@pytest.mark.parametrize(("ratio", "status"), [(1.02, "ok"), (1.9, "warn"), (None, "ok")])
-def test_contention_is_a_warning(monkeypatch: pytest.MonkeyPatch, ratio: float | None, status: str) -> None:
+@pytest.mark.parametrize(("ratio", "status"), [(1.02, "ok"), (1.5, "ok"), (1.51, "warn"), (None, "ok")])
+def test_contention_is_a_warning_where_it_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, ratio: float | None, status: str
+) -> None:
     monkeypatch.setattr(doctor, "measure_contention", lambda: ratio)
     assert doctor._contention_check().status == status
+    findings = find([make_record(conditions=make_conditions(contention_ratio=ratio))])
+    assert [finding.code for finding in findings] == ["contended_machine"] * (status == "warn")
 
 
 @pytest.mark.parametrize(("used_bytes", "status"), [(40, "ok"), (60, "warn"), (None, "ok")])

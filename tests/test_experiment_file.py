@@ -92,6 +92,19 @@ def test_good_file_loads_with_every_default(tmp_path: Path) -> None:
     assert experiment.strategies[1] == QuantizedSpec(backend="hqq", nbits=4)
 
 
+@pytest.mark.parametrize(
+    ("enforce", "plan"),
+    [
+        ("true", "{trials: 2, memory_trials: 2, transfer_trials: 2}"),
+        ("true", "{trials: 1, transfer_trials: 0}"),
+        ("false", "{memory_trials: 0, transfer_trials: 0}"),
+    ],
+)
+def test_passes_ride_on_the_rounds_that_are_timed(tmp_path: Path, enforce: str, plan: str) -> None:
+    text = GOOD.replace("{device_bytes: 1000}", f"{{device_bytes: 1000, enforce: {enforce}}}\nmeasurement: {plan}")
+    assert load_experiment(write(tmp_path, text)).budget.enforce is (enforce == "true")
+
+
 def test_size_strings_are_bytes(tmp_path: Path) -> None:
     sizes = "{device_bytes: 24 GiB, weights_bytes: 1.5 GB, runtime_bytes: '512', reserve_bytes: 1_000}"
     text = GOOD.replace("{device_bytes: 1000}", sizes) + "cpu: {link_bytes_per_s: 16 GB}\n"
@@ -174,6 +187,8 @@ class TestOverrides:
             ("budget.device_bytes=24 gigs", ["budget.device_bytes (set by ", "'24 gigs'"]),
             ("baseline=streamed", ["baseline (set by ", "is not the label of a strategy"]),
             ("measurement.cell_timeout_s=.inf", ["measurement.cell_timeout_s (set by ", "finite"]),
+            ("measurement.trials=0", ["measurement.trials (set by ", "integer >= 1"]),
+            ("measurement.transfer_trials=9", ["measurement.transfer_trials (set by ", "0 to measurement.trials = 3"]),
             ("strategies.1.kind=dynamic", ["strategies[1].backend", "unknown key"]),
             ("workloads.1={batch_size: 2, prompt_tokens: 64, output_tokens: 8}", ["(changed by ", "label"]),
         ],

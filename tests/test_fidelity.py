@@ -62,6 +62,14 @@ def test_mean_is_over_the_batch_and_max_over_everything():
     assert sample.top1_agreement_ratio == 0.75
 
 
+def test_tokens_that_both_rule_out_add_nothing():
+    """A padded vocabulary is masked with minus infinity: KL is over what is left."""
+    masked = [*HALF, -math.inf]
+    compared = meter([[masked]], [[0]])
+    compared(torch.empty(0), torch.tensor([[*QUARTER, -math.inf]]))
+    assert compared.sample("baseline").kl_nats[0] == pytest.approx(math.log(2) - math.log(3) / 2, rel=1e-6)
+
+
 def test_logits_that_are_not_numbers_are_an_error_with_their_position():
     compared = meter([[HALF], [HALF]], [[0, 0]])
     compared(torch.empty(0), torch.tensor([HALF]))

@@ -123,6 +123,22 @@ def test_every_token_of_a_batch_step_is_one_tick(model: Any):
     assert len(clock.inter_token_latencies_s) == 5
 
 
+def test_each_token_is_put_right_after_its_own_forward(model: Any, monkeypatch: pytest.MonkeyPatch):
+    """Phases and latencies rest on it: a generate() that hands tokens over one step late must fail here."""
+    events = []
+    original = type(model).forward
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        events.append("forward")
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    clock = TokenClock(on_token=lambda: events.append("token"))
+    generate(model, torch.ones(1, 4, dtype=torch.long), None, 3, clock)
+    assert events == ["forward", "token"] * 3
+
+
 def test_prefill_chunks_reach_the_model_in_the_size_asked_for(model: Any, monkeypatch: pytest.MonkeyPatch):
     lengths = []
     original = type(model).forward

@@ -4,6 +4,8 @@ No GPU is needed to count its copies: the fake device `meta` is the device tier 
 CUDA calls that upstream makes by name are stand-ins that record their order.
 """
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -13,9 +15,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig
 
-from offload_eval.core.experiment import OffloadedSpec
+from offload_eval.bounds.model_shape import model_shape
+from offload_eval.bounds.strategy_bound import strategy_bound
+from offload_eval.core.experiment import BudgetSpec, OffloadedSpec, Workload
 from offload_eval.core.records import Direction
 from offload_eval.errors import UpstreamChangedError
+from offload_eval.instruments.live_storage import LiveStorageTracker, TieredMemory
 from offload_eval.strategies import offloaded
 from offload_eval.strategies.offloaded import Offloaded
 from offload_eval.strategies.upstream import require_methods
@@ -24,6 +29,7 @@ LAYERS, BATCH, KV_HEADS, HEAD_DIM, PROMPT = 4, 3, 2, 8, 11
 CONFIG = AutoConfig.for_model(
     "llama", num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM
 )
+WORKLOAD = Workload(prompt_tokens=PROMPT, output_tokens=4)
 
 
 class Stream:
@@ -106,10 +112,59 @@ def test_every_layer_waits_for_its_prefetch_and_for_its_own_copy_back(streams: S
     assert streams.waits == 2 * LAYERS, "our wait comes before upstream's own, which is kept"
 
 
+class DeviceTier(TieredMemory):
+    """Counts what is on the fake device, and not what is on the host."""
+
+    def enter(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "meta":
+            super().enter(tensor)
+
+
+def test_the_card_is_the_peak_of_the_real_cache(streams: Stream):
+    """Two and a half layers; the new token's own states, and nothing else, come on top."""
+    memory = DeviceTier()
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveStorageTracker(memory):
+        cache = Offloaded(OffloadedSpec()).build_cache(CONFIG, CountingLink(), 99)
+        forward(cache, PROMPT)
+        for _ in range(3):
+            memory.device.restart_peak()
+            forward(cache, 1)
+    workload = Workload(batch_size=BATCH, prompt_tokens=PROMPT, output_tokens=4)
+    shape = model_shape(CONFIG.to_dict())
+    card = strategy_bound(shape, 1, "bfloat16", workload, OffloadedSpec(), BudgetSpec(device_bytes=10**9))
+    layer_token_bytes = BATCH * KV_HEADS * 2 * HEAD_DIM * 2
+    # At the last step the layer fetched ahead lacks the new token, and the states handed in are half a row.
+    excess_bytes = BATCH * card.kv_device_bytes_per_session - memory.device.peak_bytes
+    assert abs(excess_bytes) <= 2 * layer_token_bytes
+
+
+def test_no_cache_outlives_its_last_reference(streams: Stream):
+    link = CountingLink()
+    gc.collect()
+    gc.disable()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            cache = Offloaded(OffloadedSpec()).build_cache(CONFIG, link, 99)
+            forward(cache, PROMPT)
+            layer = weakref.ref(cache.layers[0])
+            del cache
+        assert layer() is None
+    finally:
+        gc.enable()
+
+
+def test_a_metered_layer_is_not_registered_as_upstreams_own():
+    from transformers import cache_utils
+
+    before = dict(cache_utils.DYNAMIC_LAYER_TYPE_MAPPING)
+    assert offloaded.metered(cache_utils.DynamicSlidingWindowLayer).__name__ == "MeteredDynamicSlidingWindowLayer"
+    assert before == cache_utils.DYNAMIC_LAYER_TYPE_MAPPING
+
+
 def test_a_cpu_is_refused_before_any_model_is_loaded():
     strategy = Offloaded(OffloadedSpec())
-    assert "cannot run on cpu" in (strategy.refusal("cpu", CONFIG) or "")
-    assert strategy.refusal("cuda", CONFIG) is None
+    assert "cannot run on cpu" in (strategy.refusal("cpu", CONFIG, WORKLOAD) or "")
+    assert strategy.refusal("cuda", CONFIG, WORKLOAD) is None
 
 
 def test_upstream_on_a_cpu_really_fails():
@@ -122,7 +177,8 @@ def test_upstream_on_a_cpu_really_fails():
 
 
 def test_encoder_decoder_models_are_refused():
-    assert "encoder-decoder" in (Offloaded(OffloadedSpec()).refusal("cuda", AutoConfig.for_model("t5")) or "")
+    refusal = Offloaded(OffloadedSpec()).refusal("cuda", AutoConfig.for_model("t5"), WORKLOAD)
+    assert "encoder-decoder" in (refusal or "")
 
 
 def test_a_changed_upstream_is_named(monkeypatch: pytest.MonkeyPatch):

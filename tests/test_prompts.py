@@ -59,7 +59,7 @@ def test_another_seed_takes_other_text(demo_model: Path):
 def test_a_text_that_is_too_short_is_refused_with_both_lengths(demo_model: Path, tmp_path: Path):
     text = tmp_path / "short.txt"
     text.write_text("one two three")
-    with pytest.raises(InputError, match=r"workloads\[0\] .*= 150; allowed: at most [345],"):
+    with pytest.raises(InputError, match=r"workloads\[0\] .*needs 150 tokens of text; allowed: at most [345],"):
         prepare(str(demo_model), workload(TextPrompt(path=str(text))))
 
 
@@ -70,6 +70,19 @@ def test_a_workload_past_the_context_is_refused():
 
 def test_a_workload_that_fills_the_context_is_not():
     assert prepare("unused", workload(RandomPrompt(), prompt_tokens=98), context_tokens=100)
+
+
+@pytest.mark.model
+def test_what_a_tokenizer_puts_before_a_text_starts_every_prompt(demo_model: Path, tmp_path: Path):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    template = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    tokenizer.backend_tokenizer.post_processor = template
+    tokenizer.save_pretrained(tmp_path)
+    plain = AutoTokenizer.from_pretrained(demo_model)(read_text(PydocPrompt()))["input_ids"]
+    (tokens,) = prepare(str(tmp_path), workload(PydocPrompt(), batch_size=2, prompt_tokens=4)).values()
+    assert tokens.tolist() == [[1, *plain[:3]], [1, *plain[3:6]]]
 
 
 def test_random_tokens_repeat_with_their_seed_and_stay_in_the_vocabulary():

@@ -1,5 +1,6 @@
 """Quantized caches: the payload is what the tensors hold, at the bits an element that the layout gives."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from offload_eval.bounds.strategy_bound import strategy_bound
 from offload_eval.core.experiment import BudgetSpec, QuantizedSpec, Workload
 from offload_eval.execution.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
+from offload_eval.strategies.backends import load_backend
 from offload_eval.strategies.base import kv_payload_bytes
 from offload_eval.strategies.quantized import Quantized
 
@@ -34,10 +36,14 @@ def model() -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
+def workload(output_tokens: int, batch_size: int = BATCH, prompt_tokens: int = PROMPT) -> Workload:
+    return Workload(batch_size=batch_size, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+
+
 def payload_bytes(model: Any, spec: QuantizedSpec, output_tokens: int) -> int:
     device = CpuDevice()
     strategy = Quantized(spec)
-    assert strategy.refusal("cpu", model.config) is None
+    assert strategy.refusal("cpu", model.config, workload(output_tokens)) is None
     with device.open_link(timed=False) as link:
         cache = strategy.build_cache(model.config, link, PROMPT + output_tokens - 1)
         generate(model, torch.ones(BATCH, PROMPT, dtype=torch.long), cache, output_tokens, TokenClock())
@@ -81,16 +87,79 @@ def test_fp8_is_one_byte_a_value_and_two_scales_a_layer(model: Any):
     ],
 )
 def test_the_analytic_card_is_exact(model: Any, spec: QuantizedSpec, output_tokens: int):
-    workload = Workload(batch_size=BATCH, prompt_tokens=PROMPT, output_tokens=output_tokens)
     shape = model_shape(model.config.to_dict())
-    card = strategy_bound(shape, 1, "bfloat16", workload, spec, BudgetSpec(device_bytes=10**9))
+    card = strategy_bound(shape, 1, "bfloat16", workload(output_tokens), spec, BudgetSpec(device_bytes=10**9))
     expected = BATCH * card.kv_device_bytes_per_session + card.kv_device_bytes_fixed
     assert payload_bytes(model, spec, output_tokens) == expected
 
 
+def small_heads() -> Any:
+    """One kv head of 80 values: 64 divides few of its lengths."""
+    return AutoConfig.for_model("llama", num_attention_heads=1, num_key_value_heads=1, head_dim=80, hidden_size=80)
+
+
+@pytest.mark.parametrize(
+    ("spec", "lengths", "words"),
+    [
+        (QuantizedSpec(backend="quanto"), workload(4, 1, 5), "axis 0, which do not divide 400, when 5 tokens"),
+        (QuantizedSpec(backend="quanto"), workload(4, 1, 8), None),
+        (QuantizedSpec(backend="quanto", residual_length=3), workload(4, 1, 8), "divide 880, when 11 tokens"),
+        (QuantizedSpec(backend="quanto", axis_key=-1), workload(4, 1, 63), "axis 0, which do not divide 5,040"),
+        (
+            QuantizedSpec(backend="quanto", axis_key=-1, axis_value=-1),
+            workload(4, 1, 63),
+            "axis -1, which do not divide 63, when 63",
+        ),
+        (QuantizedSpec(backend="quanto", axis_key=-1, axis_value=-1), workload(4, 1, 64), None),
+        (QuantizedSpec(backend="hqq"), workload(4, 1, 5), "hqq groups 64 values on axis 0, which do not divide 400"),
+        (QuantizedSpec(backend="hqq"), workload(4, 4, 1), None),
+        (
+            QuantizedSpec(backend="hqq", nbits=2),
+            workload(4, 4, 1),
+            "4 groups of 2 bits together, which do not divide 5",
+        ),
+        (QuantizedSpec(backend="fp8"), workload(4, 1, 5), None),
+    ],
+)
+def test_lengths_that_groups_do_not_divide_are_refused(spec: QuantizedSpec, lengths: Workload, words: str | None):
+    refusal = Quantized(spec).refusal("cpu", small_heads(), lengths)
+    assert (refusal is None) == (words is None)
+    assert words is None or words in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("spec", "lengths"),
+    [
+        (QuantizedSpec(backend="quanto"), workload(4, 1, 5)),
+        (QuantizedSpec(backend="quanto", axis_key=-1, axis_value=-1), workload(4, 1, 63)),
+        (QuantizedSpec(backend="hqq"), workload(4, 1, 5)),
+    ],
+)
+def test_upstream_fails_where_we_refuse(spec: QuantizedSpec, lengths: Workload):
+    config = small_heads()
+    with CpuDevice().open_link(timed=False) as link:
+        cache = Quantized(spec).build_cache(config, link, lengths.cached_tokens)
+        states = torch.randn(lengths.batch_size, 1, lengths.prompt_tokens, 80)
+        with pytest.raises((ValueError, AssertionError)):
+            cache.update(states, states, 0)
+
+
+def test_a_lock_left_by_a_killed_build_is_removed():
+    """Torch would wait for it without end."""
+    from optimum.quanto.library.extensions.extension import get_extension
+
+    extension = get_extension("quanto_cpp")
+    load_backend("quanto", "cpu")
+    lock = Path(extension.build_directory) / "lock"
+    lock.touch()
+    extension._lib = None
+    load_backend("quanto", "cpu")
+    assert not lock.exists()
+
+
 def test_sliding_models_are_refused():
     config = AutoConfig.for_model("gemma3_text", num_hidden_layers=6)
-    refusal = Quantized(QuantizedSpec(backend="fp8")).refusal("cpu", config)
+    refusal = Quantized(QuantizedSpec(backend="fp8")).refusal("cpu", config, workload(4))
     assert refusal is not None
     assert "sliding_attention" in refusal
 

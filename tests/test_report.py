@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 from factories import (
     DYNAMIC,
+    QUANTIZED,
     STREAMED,
     make_budget,
+    make_conditions,
     make_experiment,
     make_facts,
     make_failure,
@@ -30,16 +32,16 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from offload_eval.core.experiment import ModelSpec, OffloadedSpec, QuantizedSpec
+from offload_eval.core.experiment import MeasurementPlan, ModelSpec, OffloadedSpec, QuantizedSpec
 from offload_eval.core.records import Conditions
 from offload_eval.reporting import markdown
+from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import byte_scale, one_line, show_bytes, show_count, show_ms, show_number
 from offload_eval.reporting.report import render_report, write_report
 from offload_eval.reporting.sentences import workload_sentences
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
 from offload_eval.reporting.terminal import render_terminal
 
-EMULATED = "emulated"
 HOSTILE = "a|b\nc `d` ``e`` <script>x</script> **f** [g](http://h) \\| \x1b[31m\u202e # _i_ ~~j~~ $k$ &lt;"
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
@@ -147,9 +149,9 @@ class TestFrames:
         row = strategy_frame(clean_records()).set_index("strategy").loc["streamed"]
         expected = {
             "workload": "small", "status": "ok", "evidence": "emulated", "analytic_sessions": 54,
-            "measured_sessions": 45, "ttft_s": 0.5, "prefill_peak_bytes": 1_040_000,
-            "decode_peak_bytes": 1_030_000, "kv_device_bytes": 0, "kv_host_bytes": 32_768,
-            "bytes_moved_per_token": 50_000.0, "mean_kl_nats": 0.0, "top1_agreement_ratio": 1.0,
+            "sessions_by_peak": 45, "ttft_s": 0.5, "prefill_peak_bytes": 1_040_000,
+            "decode_peak_bytes": 1_030_000, "kv_device_bytes": 32_768, "kv_host_bytes": 32_768,
+            "bytes_moved_per_token": 50_000.0, "mean_kl_nats": 0.0, "noise_floor_nats": pytest.approx(0.001),
         }  # fmt: skip
         assert {name: row[name] for name in expected} == expected
         assert row["tpot_s"] == pytest.approx(0.015)
@@ -191,7 +193,7 @@ class TestFrames:
         assert pd.isna(frame["prefill_peak_allocated_bytes"][1])
         assert pd.isna(frame["peak_host_rss_bytes"]).all()
 
-    @pytest.mark.parametrize("frame_of", [strategy_frame, analytic_frame, trials_frame])
+    @pytest.mark.parametrize("frame_of", [strategy_frame, fidelity_frame, host_frame, analytic_frame, trials_frame])
     def test_no_records_give_an_empty_frame_with_its_columns(self, frame_of):
         frame = frame_of([])
         assert len(frame) == 0
@@ -199,83 +201,135 @@ class TestFrames:
 
 
 class TestSentences:
-    def test_a_strategy_that_moves_kv(self):
-        said = sentences_of(clean_records())
-        assert (
-            f"What streamed buys against dynamic ({EMULATED}): at most 54 sessions (against 54 with dynamic) by "
-            "arithmetic; 45 sessions (against 45 with dynamic), extrapolated linearly from the worse peak of a batch "
-            "of 2; device peak the same in prefill and 5.86 KiB lower in decode; KV of the batch of 2: 0 B on the "
-            "device and 32.00 KiB on the host (32.00 KiB lower on the device)."
-        ) in said
-        assert (
-            f"What each token then costs with streamed ({EMULATED}): TPOT 15.00 ms, 1.50 times dynamic's 10.00 ms; "
-            "48.83 KiB across the link; 2.000 ms of waiting for copies; mean KL 0 nats (noise floor 0.00100 nats)."
-        ) in said
+    def test_a_strategy_that_moves_kv_is_one_text_of_three_sentences(self):
+        assert sentences_of(clean_records())[1] == (
+            "streamed (emulated) buys: 45 sessions by peak against dynamic's 45 (54 against 54 by arithmetic); device "
+            "peak the same in prefill, 5.86 KiB lower in decode. It costs: TPOT 15.0 ms, 1.50x dynamic's 10.0 ms; "
+            "48.83 KiB across the link and 2.00 ms of waiting a token. Its output: bit-equal to dynamic."
+        )
+
+    def test_a_lossy_strategy_stays_off_the_link_and_stands_beside_the_noise_floor(self):
+        assert sentences_of(clean_records())[2] == (
+            "quantized-hqq-int4 (emulated) buys: 47 sessions by peak against dynamic's 45 (152 against 54 by "
+            "arithmetic); device peak 1.95 KiB lower in prefill, the same in decode. It costs: TPOT 12.0 ms, 1.20x "
+            "dynamic's 10.0 ms. Its output: mean KL 0.0200 nats, noise floor 0.00100 nats; top-1 agrees on 95 % of "
+            "positions."
+        )
+
+    def test_the_baseline_has_figures_of_its_own(self):
+        # 1,040,000 and 1,036,000 bytes.
+        assert sentences_of(clean_records())[0] == (
+            "dynamic (emulated), the baseline: 45 sessions by peak (54 by arithmetic); device peak 1015.62 KiB in "
+            "prefill, 1011.72 KiB in decode; TPOT 10.0 ms; noise floor 0.00100 nats."
+        )
+
+    @pytest.mark.parametrize(
+        ("ratio", "said"), [(1.0, "100 %"), (0.9999, "99.9 %"), (0.98, "98 %"), (0.9444, "94.4 %"), (0.0, "0 %")]
+    )
+    def test_not_every_position_is_never_all_of_them(self, ratio, said):
+        record = make_quantized(fidelity=make_fidelity(0.02, top1_agreement_ratio=ratio))
+        assert f"top-1 agrees on {said} of positions" in sentences_of([make_record(), record])[2]
 
     def test_every_time_and_peak_of_an_emulated_run_says_so(self):
-        for sentence in sentences_of([*clean_records(), make_failure("oom", OffloadedSpec())]):
-            assert not re.search(r"TPOT|TTFT|peak|memory|waiting", sentence) or EMULATED in sentence
+        for text in sentences_of([*clean_records(), make_failure("oom", OffloadedSpec())]):
+            assert not re.search(r"TPOT|TTFT|peak|memory|waiting", text) or "(emulated)" in text
 
     def test_a_measured_run_does_not_call_itself_emulated(self):
         said = " ".join(sentences_of([make_record(evidence="measured"), make_streamed(evidence="measured")]))
         assert "emulated" not in said
-        assert "What streamed buys against dynamic (measured)" in said
+        assert "streamed (measured) buys: " in said
 
     def test_no_ratio_without_a_denominator(self):
         untimed = make_record(trials=(make_trial(ttft_s=None, e2e_latency_s=None),), fidelity=None)
-        said = " ".join(sentences_of([untimed, make_streamed()]))
-        assert "TPOT 15.00 ms;" in said
-        assert "times" not in said
-        assert "noise floor unknown" in said
-        assert "no noise floor known" in said
+        own, text, _ = sentences_of([untimed, make_quantized()], strategies=(DYNAMIC, QUANTIZED, STREAMED))
+        assert "It costs: TPOT 12.0 ms. Its output: mean KL 0.0200 nats; top-1" in text
+        assert not re.search(r"TPOT|noise", own)
 
-    def test_what_was_not_measured_is_said_or_left_out_but_never_zero(self):
-        bare = make_streamed(trials=make_trials()[1:], fidelity=None, model=make_facts(shape=None))
-        (line,) = [line for line in sentences_of([make_record(), bare]) if line.startswith("What streamed buys")]
-        assert "sessions by arithmetic unknown; sessions from the peak unknown; device peaks not compared." in line
-        (line,) = [line for line in sentences_of([make_record(), bare]) if line.startswith("What each token")]
-        assert line == (
-            f"What each token then costs with streamed ({EMULATED}): TPOT 10.00 ms, 1.00 times dynamic's 10.00 ms; "
-            "KL not measured."
-        )
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            (
+                {"trials": make_trials()[1:], "fidelity": None, "model": make_facts(shape=None)},
+                "streamed (emulated) costs: TPOT 10.0 ms, 1.00x dynamic's 10.0 ms.",
+            ),
+            (
+                {"trials": make_trials()[1:], "fidelity": None},
+                "streamed (emulated) buys: 54 sessions by arithmetic against dynamic's 54. It costs: TPOT 10.0 ms, "
+                "1.00x dynamic's 10.0 ms.",
+            ),
+            (
+                {"trials": (), "model": make_facts(shape=None)},
+                "streamed (emulated), its output: bit-equal to dynamic.",
+            ),
+            (
+                {"trials": (), "fidelity": None, "model": make_facts(shape=None)},
+                "streamed (emulated): nothing was measured.",
+            ),
+        ],
+        ids=["times alone", "no peaks", "output alone", "nothing"],
+    )
+    def test_what_was_not_measured_leaves_its_clause_out(self, changes, text):
+        assert sentences_of([make_record(), make_streamed(**changes)])[1] == text
 
     def test_a_higher_peak_is_called_higher(self):
         worse = make_quantized(trials=make_trials(prefill=make_phase(1_042_048)))
         assert any("device peak 2.00 KiB higher in prefill" in line for line in sentences_of([make_record(), worse]))
 
     @pytest.mark.parametrize(
-        ("record", "sentence"),
+        ("record", "text"),
         [
-            (make_failure("unsupported"), "streamed cannot run here: in prefill: ProblemError: no memory."),
+            (make_failure("unsupported", message="it needs a GPU."), "streamed cannot run here: it needs a GPU."),
             (
                 make_failure("oom", conditions=Conditions(cap_bytes=1024**2)),
-                f"streamed does not fit ({EMULATED}): it ran out of memory under a cap of 1.00 MiB, in prefill: "
+                "streamed (emulated) does not fit the enforced cap of 1.00 MiB: during the memory pass, in prefill: "
                 "ProblemError: no memory.",
             ),
             (
-                make_failure("timeout"),
-                f"streamed has no result ({EMULATED}): it was given up after 3,600 s, in prefill: ProblemError: no "
+                make_failure("oom", conditions=Conditions(cap_bytes=1024**2), failed={"ledger": "host"}),
+                "streamed (emulated) ran out of host memory during the memory pass, in prefill: ProblemError: no "
                 "memory.",
             ),
-            (make_failure("failed"), "streamed has no result: it failed in prefill: ProblemError: no memory."),
+            (
+                make_failure("oom"),
+                "streamed (emulated) ran out of device memory during the memory pass, in prefill: ProblemError: no "
+                "memory.",
+            ),
+            (
+                make_failure("timeout"),
+                "streamed (emulated) was given up after 3,600 s, during the memory pass, in prefill: ProblemError: no "
+                "memory.",
+            ),
+            (
+                make_failure("failed"),
+                "streamed failed during the memory pass, in prefill: ProblemError: no memory.",
+            ),
         ],
     )
-    def test_a_cell_without_a_result_is_said_in_words(self, record, sentence):
-        assert sentence in sentences_of([make_record(), record])
+    def test_a_cell_without_a_result_is_said_in_words(self, record, text):
+        assert sentences_of([make_record(), record])[1] == text
 
     def test_a_cell_that_was_not_run_is_named(self):
         assert "streamed was not run: there is no record of it." in sentences_of([make_record()])
 
     def test_a_strategy_without_a_baseline_stands_alone(self):
-        said = " ".join(sentences_of([make_failure("failed", DYNAMIC), make_streamed()]))
-        assert "streamed is compared with nothing: no ok record of dynamic" in said
-        assert "against" not in said
+        assert sentences_of([make_failure("failed", DYNAMIC), make_streamed()])[1] == (
+            "streamed (emulated): 45 sessions by peak (54 by arithmetic); device peak 1015.62 KiB in prefill, 1005.86 "
+            "KiB in decode; TPOT 15.0 ms; 48.83 KiB across the link and 2.00 ms of waiting a token. Its output: "
+            "bit-equal to dynamic. It is compared with nothing: no ok record of dynamic differs from it in the "
+            "strategy alone."
+        )
+
+    def test_a_strategy_on_its_own_tokens_stands_alone(self):
+        own = make_streamed(fidelity=None, conditions=make_conditions(forced_tokens=False))
+        text = sentences_of([make_record(), own])[1]
+        assert text.endswith("It is compared with nothing: it ran on its own tokens.")
+        assert "dynamic" not in text
 
     def test_one_session_is_not_sessions(self):
         spec = make_spec(budget=make_budget(device_bytes=1_120_000))
-        (line,) = sentences_of([make_record(spec=spec)], strategies=(DYNAMIC,))
+        (text,) = sentences_of([make_record(spec=spec)], strategies=(DYNAMIC,))
         # 20,000 bytes are left: one of 16,384, and one of 20,000.
-        assert "at most 1 session by arithmetic; 1 session, extrapolated" in line
+        assert "1 session by peak (1 by arithmetic)" in text
 
 
 class TestReport:
@@ -289,15 +343,17 @@ class TestReport:
 
     def test_the_strategy_table_has_units_and_four_digits(self):
         text = render_report(make_experiment(), clean_records())
-        capacity = table_with(text, "measured sessions")
+        capacity = table_with(text, "sessions by peak")
         assert capacity[0] == [
-            "strategy", "analytic sessions", "measured sessions", "prefill peak (KiB)", "decode peak (KiB)",
+            "strategy", "analytic sessions", "sessions by peak", "prefill peak (KiB)", "decode peak (KiB)",
             "KV device (KiB)", "KV host (KiB)",
         ]  # fmt: skip
         # 1,040,000 / 1024 = 1015.6, 1,030,000 / 1024 = 1005.9
-        assert capacity[2] == ["streamed", "54", "45", "1,016", "1,006", "0", "32.00"]
+        assert capacity[2] == ["streamed", "54", "45", "1,016", "1,006", "32.00", "32.00"]
         costs = table_with(text, "tokens/s")
-        assert costs[2] == ["streamed", "500.0", "15.00", "110.6", "48.83", "2.000", "0", "1.000"]
+        assert costs[2] == ["streamed", "500.0", "15.00", "110.6", "48.83", "2.000"]
+        # The baseline does not use the link.
+        assert costs[1][4:] == ["-", "-"]
 
     def test_strategy_tables_are_at_most_140_columns_wide(self):
         text = render_report(make_experiment(), clean_records())
@@ -306,8 +362,71 @@ class TestReport:
 
     def test_missing_is_a_dash_in_every_table(self):
         text = render_report(make_experiment(), [make_record(), make_failure("oom")])
-        assert table_with(text, "measured sessions")[2] == ["streamed (oom)", "54", "-", "-", "-", "-", "-"]
-        assert table_with(text, "tokens/s")[2] == ["streamed (oom)", *["-"] * 7]
+        assert table_with(text, "sessions by peak")[2] == ["streamed (oom)", "54", "-", "-", "-", "-", "-"]
+        assert table_with(text, "tokens/s")[2] == ["streamed (oom)", *["-"] * 5]
+
+    def test_the_fidelity_table(self):
+        fidelity = make_fidelity(
+            0.02,
+            max_kl_nats=0.5,
+            top1_agreement_ratio=0.95,
+            nll_change_nats=-0.0125,
+            first_divergence_tokens=(30, 7, None),
+        )
+        records = [make_record(), make_streamed(), make_quantized(fidelity=fidelity)]
+        assert table_with(render_report(make_experiment(), records), "noise floor") == [
+            ["strategy", "mean KL", "max KL", "noise floor", "top-1 (ratio)", "NLL change", "first divergence",
+             "top-1 margin", "bit-equal"],
+            ["dynamic", "-", "-", "0.001000", "-", "-", "-", "0.1000", "-"],
+            ["streamed", "0", "0", "0.001000", "1.000", "0", "none", "0.1000", "yes"],
+            ["quantized-hqq-int4", "0.02000", "0.5000", "0.001000", "0.9500", "-0.01250", "7", "0.1000", "no"],
+        ]  # fmt: skip
+
+    def test_the_noise_floor_is_never_shown_as_the_baselines_error(self):
+        records = [make_record(fidelity=make_fidelity(0.123, against="chunked_prefill", top1_agreement_ratio=0.456))]
+        experiment = make_experiment(strategies=(DYNAMIC,))
+        text = render_report(experiment, records)
+        for table in tables_of(text):
+            for title, cell in zip(table[0], table[1], strict=True):
+                assert ("0.1230" in cell) <= (title == "noise floor")
+        assert "0.4560" not in text
+        assert "0.1230" not in printed(render_terminal(experiment, records)).split("strategy ")[-1]
+        (row,) = fidelity_frame(records).to_dict("records")
+        assert (row["noise_floor_nats"], row["against"]) == (pytest.approx(0.123), "chunked_prefill")
+        assert all(pd.isna(row[name]) for name in ("mean_kl_nats", "max_kl_nats", "top1_agreement_ratio", "bit_equal"))
+
+    def test_host_and_allocator_tables_have_the_columns_that_are_known(self):
+        decode = make_phase(
+            1_030_000, 7_800_000, h2d_busy_s=0.312, d2h_busy_s=0.156, peak_reserved_bytes=3 * 2**20,
+            peak_device_used_bytes=2**30,
+        )  # fmt: skip
+        trials = make_trials(
+            decode=decode,
+            peak_host_rss_bytes=2**30,
+            pinned_requested_bytes=3 * 2**19,
+            pinned_allocated_bytes=2**21,
+            num_alloc_retries=2,
+        )
+        text = render_report(make_experiment(), [make_record(), make_streamed(trials=trials)])
+        assert table_with(text, "H2D busy/step (ms)") == [
+            ["strategy", "host RSS peak (GiB)", "pinned asked (MiB)", "pinned allocated (MiB)", "H2D busy/step (ms)",
+             "D2H busy/step (ms)"],
+            ["dynamic", *["-"] * 5],
+            ["streamed", "1.000", "1.500", "2.000", "2.000", "1.000"],
+        ]  # fmt: skip
+        assert table_with(text, "alloc retries") == [
+            ["strategy", "decode reserved (MiB)", "decode device used (GiB)", "alloc retries"],
+            ["dynamic", "-", "-", "0"],
+            ["streamed", "3.000", "1.000", "2"],
+        ]
+
+    def test_a_table_that_knows_nothing_is_left_out(self):
+        bare = make_trials(num_alloc_retries=None)
+        text = render_report(make_experiment(), [make_record(trials=bare, fidelity=None)])
+        assert [title for title in re.findall(r"^### (.*): small$", text, re.M) if title != "Workload"] == [
+            "Capacity and memory",
+            "Time and transfer",
+        ]
 
     def test_a_rung_is_named_where_there_are_several(self):
         records = [make_record(), make_streamed(evidence="measured")]
@@ -324,7 +443,7 @@ class TestReport:
             ["small", "quantized-hqq-int4", "not run"],
             ["small", "offloaded", "ok"],
         ]
-        assert cells[0][3] == make_record().run_id
+        assert cells[0][3:5] == [make_record().run_id, "3 of 3"]
 
     def test_an_assumption_is_given_once_with_its_cells(self):
         text = render_report(make_experiment(), clean_records())
@@ -334,10 +453,17 @@ class TestReport:
 
     def test_the_spread_names_its_coverage(self):
         trials = (make_trial(0.010), *(make_timing(tpot_s) for tpot_s in (0.010, 0.011, 0.012, 0.013, 0.014)))
-        text = render_report(make_experiment(), [make_record(trials=trials), make_streamed()])
+        spec = make_spec(measurement=MeasurementPlan(trials=7))
+        text = render_report(make_experiment(), [make_record(spec=spec, trials=trials), make_streamed()])
         rows = table_with(text, "coverage")
-        assert rows[1][:5] == ["small / dynamic", "6", "96.9%", "500.0 (500.0 to 500.0)", "11.50 (10.00 to 14.00)"]
-        assert rows[2][2] == "min to max"
+        assert rows[1][:5] == [
+            "small / dynamic",
+            "6 of 7",
+            "96.9%",
+            "500.0 (500.0 to 500.0)",
+            "11.50 (10.00 to 14.00)",
+        ]
+        assert rows[2][1:3] == ["3 of 3", "min to max"]
 
     def test_findings_are_shown_with_their_remedy(self):
         text = render_report(make_experiment(), [make_record(), make_streamed(fidelity=make_fidelity(0.5))])
@@ -361,7 +487,7 @@ class TestReport:
         experiment = make_experiment(question=HOSTILE, model=ModelSpec(source=HOSTILE))
         records = [
             make_record(machine=make_machine(cpu=HOSTILE, git_commit=HOSTILE), model=make_facts(fingerprint=HOSTILE)),
-            make_failure("failed", message=HOSTILE),
+            make_failure("failed", message=HOSTILE, failed={"type": HOSTILE, "stage": HOSTILE}),
             make_quantized(model=make_facts(shape=None, shape_refusal=HOSTILE)),
         ]
         text = render_report(experiment, records)
@@ -377,21 +503,70 @@ class TestReport:
         assert f"<p>{html.escape(shown, quote=False)}</p>" in rendered
 
 
+class TestMethod:
+    def method_of(self, records, **plan):
+        text = render_report(make_experiment(measurement=MeasurementPlan(**plan)), records)
+        return " ".join(text.split("## Method")[1].split("## Machine")[0].split())
+
+    def test_every_shown_column_has_a_method(self):
+        decode = make_phase(
+            1, 1, peak_reserved_bytes=1, peak_device_used_bytes=1, h2d_busy_s=1.0, d2h_busy_s=1.0,
+            exposed_transfer_s=1.0,
+        )  # fmt: skip
+        trials = make_trials(
+            prefill=decode, decode=decode, peak_host_rss_bytes=1, pinned_requested_bytes=1, pinned_allocated_bytes=1
+        )
+        text = render_report(make_experiment(), [make_record(), make_streamed(trials=trials)])
+        strategies = text.split("## Strategies")[1].split("## Analytic card")[0]
+        shown = {re.sub(r" \(.*", "", title) for table in tables_of(strategies) for title in table[0][1:]}
+        described = {name for row in table_with(text, "rung")[1:] for name in row[0].split(", ")}
+        assert len(shown) > 20
+        assert {re.sub(r"^(prefill|decode) (?!peak)", "", title) for title in shown} <= described
+
+    def test_it_counts_what_the_plan_asks_for(self):
+        said = self.method_of(clean_records(), trials=5, memory_trials=2, transfer_trials=4, warmups=1)
+        assert "The plan for each cell: 5 for time with nothing else attached, 2 for memory, 4 for transfers" in said
+        assert "Warm-up: 1 full-length runs before anything is timed, besides the fidelity pass" in said
+
+    def test_without_fidelity_neither_its_pass_nor_the_noise_floor_is_described(self):
+        assert "one that compares logits" in self.method_of([make_record()])
+        said = self.method_of([make_record(fidelity=None)], fidelity=False)
+        assert not re.search(r"fidelity|noise|KL|top-1|NLL|logit", said, re.IGNORECASE)
+
+    def test_chunks_are_those_that_the_baseline_was_prefilled_in(self):
+        short = make_record(conditions=make_conditions(noise_floor_chunk_tokens=49))
+        spec = make_spec(workload=make_workload(name="long"))
+        long = make_record(spec=spec, conditions=make_conditions(noise_floor_chunk_tokens=255))
+        assert "prefilled in chunks of 49 tokens." in self.method_of([short, make_streamed()])
+        assert "in chunks of 49 tokens (small), 255 tokens (long)." in self.method_of([short, long])
+        assert "prefilled in chunks." in self.method_of([make_record()])
+
+    def test_the_same_work_is_claimed_only_of_cells_that_were_given_the_tokens(self):
+        assert "given to every strategy, so that all do the same work and logits compare" in self.method_of(
+            clean_records()
+        )
+        own = make_streamed(fidelity=None, conditions=make_conditions(forced_tokens=False))
+        said = self.method_of([make_record(), own])
+        assert "the same work" not in said
+        assert "except for small / streamed, which ran on tokens of their own" in said
+
+
 class TestWriting:
     def test_files_are_written_whole_and_replace_earlier_ones(self, tmp_path):
         write_report(tmp_path, make_experiment(), [make_record()])
         paths = write_report(tmp_path, make_experiment(), clean_records())
-        names = ["report.md", "tables/strategies.csv", "tables/analytic.csv", "tables/trials.csv"]
+        tables = ("strategies", "fidelity", "host", "analytic", "trials")
+        names = ["report.md", *(f"tables/{table}.csv" for table in tables)]
         assert paths == [tmp_path / name for name in names]
         assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(paths)
         assert paths[0].read_text() == render_report(make_experiment(), clean_records())
         frame = pd.read_csv(paths[1])
         assert frame["tpot_s"].tolist() == pytest.approx([0.010, 0.015, 0.012])
-        assert len(pd.read_csv(paths[3])) == 9
+        assert len(pd.read_csv(paths[5])) == 9
 
     def test_rows_stand_in_the_experiments_order(self, tmp_path):
         paths = write_report(tmp_path, make_experiment(), clean_records()[::-1])
-        assert pd.read_csv(paths[2])["strategy"].tolist() == ["dynamic", "streamed", "quantized-hqq-int4"]
+        assert pd.read_csv(paths[4])["strategy"].tolist() == ["dynamic", "streamed", "quantized-hqq-int4"]
 
     def test_a_failed_write_leaves_the_earlier_report(self, tmp_path, monkeypatch):
         (report, *_) = write_report(tmp_path, make_experiment(), [make_record()])
@@ -426,8 +601,18 @@ class TestTerminal:
 
     def test_the_verdict_comes_first_and_findings_are_counted(self):
         text = printed(render_terminal(make_experiment(), [make_record(), make_failure("failed")]), width=300)
-        assert text.startswith("small\n  dynamic, the baseline (emulated")
+        assert text.startswith("small\n  - dynamic (emulated), the baseline: ")
         assert "Findings in the report: 1 error." in text
+
+    def test_a_bullet_hangs_its_later_lines_under_its_first_word(self):
+        text = printed(render_terminal(make_experiment(), clean_records()), width=80)
+        lines = text.split("small\n")[1].split("\n\n")[0].splitlines()
+        marks = [line[:4] for line in lines if line.strip()]
+        assert marks.count("  - ") == 3
+        assert set(marks) == {"  - ", "    "}
+        assert len(marks) > 6
+        words = " ".join("".join(f"{line[4:]} " for line in lines).split())
+        assert words == " ".join(sentences_of(clean_records()))
 
     def test_hostile_text_is_not_markup(self):
         record = make_failure("failed", message="[bold]x[/bold] \x1b[31m [link=http://h]y")

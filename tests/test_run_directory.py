@@ -61,6 +61,43 @@ class TestCreate:
     def test_an_empty_directory_is_taken(self, tmp_path: Path) -> None:
         assert RunDirectory.read(written(tmp_path)).records() == []
 
+    @pytest.mark.parametrize(
+        ("fsyncs", "left"),
+        [
+            (0, {".lock", ".machine.json.part"}),
+            (1, {".lock", "machine.json"}),
+            (2, {".lock", "machine.json", ".experiment.yaml.part"}),
+        ],
+    )
+    def test_what_a_killed_create_leaves_is_taken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsyncs: int, left: set[str]
+    ) -> None:
+        calls = iter(range(fsyncs))
+
+        def die_at_last(file: int) -> None:
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "fsync", die_at_last)
+        with pytest.raises(KeyboardInterrupt):
+            RunDirectory.create(tmp_path, make_experiment(name="first"), make_machine(cpu_cores=9))
+        monkeypatch.undo()
+        assert {entry.name for entry in tmp_path.iterdir()} == left
+        directory = RunDirectory.read(written(tmp_path, make_record()))
+        assert (directory.experiment, directory.machine) == (EXPERIMENT, MACHINE)
+        assert {entry.name for entry in tmp_path.iterdir()} == {
+            ".lock",
+            "machine.json",
+            "experiment.yaml",
+            "records.jsonl",
+        }
+
+    def test_a_machine_that_create_did_not_write_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "machine.json").write_text("{}")
+        with pytest.raises(InputError, match=r"machine\.json: not a machine"):
+            RunDirectory.create(tmp_path, EXPERIMENT, MACHINE)
+        assert (tmp_path / "machine.json").read_text() == "{}"
+
     def test_a_directory_with_anything_in_it_is_refused_and_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("mine")
         with pytest.raises(InputError, match="not empty; continue the run in it with --resume"):

@@ -81,6 +81,12 @@ class Run:
             time.sleep(0.05)
 
 
+def load_tokens(run_dir: Path, workload: str) -> Any:
+    """The baseline's recorded tokens of a workload."""
+    (path,) = (run_dir / "reference").glob(f"{workload}-*.tokens.npy")
+    return np.load(path)
+
+
 StartRun = Callable[..., Run]
 
 
@@ -303,7 +309,7 @@ class TestFinishedRun:
             for _ in range(5):
                 logits = model(sequence, use_cache=False).logits[:, -1]
                 sequence = torch.cat([sequence, logits.argmax(-1, keepdim=True)], dim=1)
-        assert np.load(clean_run.path / "reference" / "wide.tokens.npy").tolist() == sequence[:, 12:].tolist()
+        assert load_tokens(clean_run.path, "wide").tolist() == sequence[:, 12:].tolist()
 
     def test_json_is_all_of_standard_output(self, clean_run: FinishedRun) -> None:
         summary = json.loads(clean_run.stdout)
@@ -340,7 +346,7 @@ class TestKills:
                 assert record["status"] == "failed"
                 assert record["failure"]["type"] == "WorkerDied"
                 assert "SIGKILL" in record["failure"]["message"].splitlines()[0]
-            assert [cell_name(failed[0]), failed[0]["failure"]["phase"]] == [("small", "dynamic"), "load"]
+            assert [cell_name(failed[0]), failed[0]["failure"]["stage"]] == [("small", "dynamic"), "load"]
             assert (code, stderr) == (1, "")
             assert_resume_completes(clean_run, out)
             num_kills += killed
@@ -453,7 +459,7 @@ def assert_resume_completes(clean_run: FinishedRun, out: Path) -> None:
     assert all(record["fidelity"] is not None for record in records.values())
     assert all(record["fidelity"]["bit_equal"] for record in records.values() if cell_name(record)[1] == "streamed")
     for name in ("small", "wide", "long", "chatty"):
-        tokens = [np.load(folder / "reference" / f"{name}.tokens.npy") for folder in (out, clean_run.path)]
+        tokens = [load_tokens(folder, name) for folder in (out, clean_run.path)]
         assert np.array_equal(*tokens)
     assert "\x1b" not in result.stdout
     assert result.stderr == ""
@@ -524,7 +530,7 @@ class TestFallingShort:
         oom, after = records["big", "dynamic"], records["small", "dynamic"]
         assert oom["status"] == "oom"
         assert oom["failure"]["type"] == "OutOfMemoryError"
-        assert oom["failure"]["phase"] == "memory/prefill"
+        assert [oom["failure"][key] for key in ("stage", "phase", "ledger")] == ["memory", "prefill", "device"]
         assert oom["trials"] == []
         for record in records.values():
             assert record["conditions"]["cap_bytes"] == WEIGHTS_BYTES + 262_144
@@ -533,7 +539,7 @@ class TestFallingShort:
         assert after["trials"][0]["decode"]["peak_allocated_bytes"] <= WEIGHTS_BYTES + 262_144
         # One worker: the model was loaded once.
         assert after["conditions"]["load_s"] == oom["conditions"]["load_s"]
-        tokens = [np.load(run / "reference" / "small.tokens.npy") for run in (tmp_path / "run", clean_run.path)]
+        tokens = [load_tokens(run, "small") for run in (tmp_path / "run", clean_run.path)]
         assert np.array_equal(*tokens)
         assert records["small", "streamed"]["fidelity"]["bit_equal"]
 
@@ -553,7 +559,7 @@ class TestFallingShort:
         late, after = read_records(tmp_path / "run")
         assert (late["status"], late["failure"]["type"]) == ("timeout", "Timeout")
         assert "cell_timeout_s = 4" in late["failure"]["message"]
-        assert late["failure"]["phase"] in ("reference", "fidelity", "memory", "timing")
+        assert late["failure"]["stage"] in ("reference", "fidelity", "memory", "timing")
         assert 4 <= late["duration_s"] < 20
         assert after["status"] == "ok"
         assert not [worker for server in children(os.getpid()) for worker in children(server)]
@@ -572,7 +578,7 @@ class TestFallingShort:
         records = read_records(tmp_path / "run")
         assert len(records) == 3
         for record in records:
-            assert (record["status"], record["failure"]["phase"]) == ("failed", "load")
+            assert (record["status"], record["failure"]["stage"]) == ("failed", "load")
             assert record["failure"]["message"]
         run.wait_until_gone()
 
@@ -609,10 +615,74 @@ class TestResume:
         assert json.loads(file.read_text()) | {"git_commit": None} == machine | {"git_commit": None}
         assert json.loads((copied_run / "machine.1.json").read_text()) != machine
 
+    def test_a_strategy_added_to_a_finished_run_is_compared_like_the_others(
+        self, copied_run: Path, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        """The baseline's logits are dropped when a run is finished: the baseline runs once more to leave them."""
+        assert not list((copied_run / "reference").glob("*.logits.npy"))
+        strategies = [{"kind": "dynamic"}, {"kind": "streamed", "prefetch_layers": 2}]
+        wider = tiny_experiment(tmp_path, workloads=WORKLOADS[:1], strategies=strategies)
+        before = complete_lines(copied_run)
+        result = invoke(wider, "--out", copied_run, "--resume", "--allow-mismatch")
+        assert result.exit_code == 0, result.output
+        (added,) = [json.loads(line) for line in complete_lines(copied_run)[len(before) :]]
+        assert cell_name(added)[1] == "streamed-ahead2"
+        assert added["fidelity"]["bit_equal"]
+        assert added["conditions"]["forced_tokens"]
+
+    def test_a_workload_changed_under_its_name_gets_its_own_prompt(
+        self, copied_run: Path, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        longer = tiny_experiment(tmp_path, workloads=[WORKLOADS[0] | {"prompt_tokens": 20}])
+        before = complete_lines(copied_run)
+        result = invoke(longer, "--out", copied_run, "--resume", "--allow-mismatch")
+        assert result.exit_code == 0, result.output
+        added = [json.loads(line) for line in complete_lines(copied_run)[len(before) :]]
+        assert len(added) == 3
+        # 20 + 5 - 1 cached tokens, batch 2, 3 layers, 2 kv heads, head_dim 16, float32.
+        assert added[0]["trials"][0]["kv_cache_device_bytes"] == 24 * 2 * 3 * 2 * 2 * 16 * 4
+
     def test_a_directory_in_use_is_not_taken_without_resume(self, clean_run: FinishedRun, copied_run: Path) -> None:
         before = snapshot(copied_run)
         assert_refused(invoke(clean_run.experiment, "--out", copied_run), str(copied_run), "--resume")
         assert snapshot(copied_run) == before
+
+
+class TestRepeatedPasses:
+    """Several memory and transfer trials: each starts from the same memory, and all are kept."""
+
+    @pytest.fixture(scope="class")
+    def records(self, tmp_path_factory: pytest.TempPathFactory, tiny_experiment: WriteExperiment) -> list[Any]:
+        folder = tmp_path_factory.mktemp("repeated")
+        plan = {"trials": 3, "memory_trials": 3, "transfer_trials": 2}
+        result = invoke(tiny_experiment(folder, measurement=plan), "--out", folder / "run")
+        assert result.exit_code == 0, result.output
+        return read_records(folder / "run")
+
+    def test_no_pass_finds_the_cache_of_an_earlier_one(self, records: list[Any]) -> None:
+        for record in records:
+            for phase in ("prefill", "decode"):
+                peaks = {trial[phase]["peak_allocated_bytes"] for trial in record["trials"]}
+                assert len(peaks) == 1, (cell_name(record), phase)
+            assert record["conditions"]["leaked_bytes"] == 0
+
+    def test_only_strategies_that_use_the_link_report_transfers(self, records: list[Any]) -> None:
+        """12 prompt tokens and 4 decode steps; a token is 2 sessions * 3 layers * 2 kv heads * 32 values * 4 bytes."""
+        token_bytes = 2 * 3 * 2 * 32 * 4
+        for record in records:
+            first, second, third = record["trials"]
+            if record["spec"]["strategy"]["kind"] != "streamed":
+                assert first["decode"]["d2h_bytes"] is None
+                assert first["decode"]["exposed_transfer_s"] is None
+                continue
+            for trial in (first, second):
+                assert trial["prefill"]["d2h_bytes"] == 12 * token_bytes
+                assert trial["decode"]["d2h_bytes"] == 4 * token_bytes
+                fetched = trial["prefill"]["h2d_bytes"] + trial["decode"]["h2d_bytes"]
+                assert fetched == (12 + 13 + 14 + 15) * token_bytes
+                assert trial["decode"]["h2d_busy_s"] > 0
+                assert trial["decode"]["exposed_transfer_s"] >= 0
+            assert third["decode"]["h2d_busy_s"] is None
 
 
 class TestRefusedBeforehand:

@@ -44,7 +44,7 @@ def test_dynamic_holds_every_token():
 
 def test_offloaded_moves_every_layer_both_ways():
     card = bound(OffloadedSpec(), batch_size=4)
-    assert card.kv_device_bytes_per_session == 3 * 519 * 768
+    assert card.kv_device_bytes_per_session == 519 * 768 * 5 // 2
     assert card.kv_host_bytes_per_session == 519 * 23_040
     assert card.h2d_bytes_per_step == 4 * 518 * 23_040
     assert card.d2h_bytes_per_step == 4 * 519 * 23_040

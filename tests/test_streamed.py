@@ -1,5 +1,6 @@
 """The streamed cache: bit-equal to dynamic, one token back a step, and never early."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from delayed_link import DelayedLink
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from offload_eval.core.experiment import DynamicSpec, StreamedSpec
+from offload_eval.core.experiment import DynamicSpec, StreamedSpec, Workload
 from offload_eval.execution.fidelity import LogitsRecorder
 from offload_eval.execution.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
@@ -79,11 +80,11 @@ def test_no_copy_is_read_before_it_happened(model: Any, prefetch_layers: int, se
 def without_wait_for_fetch(ring: ScratchRing) -> None:
     original = ring.checkout
 
-    def checkout(layer: StreamedLayer) -> torch.Tensor:
+    def checkout(ordinal: int) -> torch.Tensor:
         fetch = ring._fetches.get(ring._visit)
         if fetch is not None:
             fetch.wait = lambda: None  # type: ignore[method-assign]
-        return original(layer)
+        return original(ordinal)
 
     ring.checkout = checkout  # type: ignore[method-assign]
 
@@ -96,9 +97,9 @@ def without_after(ring: ScratchRing) -> None:
 def without_read_out_wait(ring: ScratchRing) -> None:
     original = ring.checkout
 
-    def checkout(layer: StreamedLayer) -> torch.Tensor:
-        ring._slot_appends.pop(ring._visit % ring.num_slots, None)
-        return original(layer)
+    def checkout(ordinal: int) -> torch.Tensor:
+        ring._read_outs.pop(ring._visit % ring.num_slots, None)
+        return original(ordinal)
 
     ring.checkout = checkout  # type: ignore[method-assign]
 
@@ -165,13 +166,37 @@ def test_a_sequence_past_the_capacity_is_refused(model: Any):
             run(model, cache)
 
 
-def test_reset_lets_the_same_buffers_serve_again(model: Any):
+@pytest.mark.parametrize("seed", range(8))
+def test_reset_lets_the_same_buffers_serve_again(model: Any, seed: int):
+    """With room to spare a prefetch is still under way when the cache is reset."""
     expected = dynamic(model)[1]
-    with CpuDevice().open_link(timed=False) as link:
-        cache = Streamed(StreamedSpec()).build_cache(model.config, link, CAPACITY)
-        run(model, cache)
-        cache.reset()
-        assert torch.equal(run(model, cache)[1], expected)
+    cache = Streamed(StreamedSpec()).build_cache(model.config, DelayedLink(seed), CAPACITY + 20)
+    run(model, cache)
+    cache.reset()
+    assert torch.equal(run(model, cache)[1], expected)
+
+
+def test_no_cache_outlives_its_last_reference(model: Any):
+    """Cycles would keep a pass's cache alive, on both ledgers, until some later collection."""
+    device = CpuDevice()
+    device.adopt(model)
+    device.release()
+    gc.disable()
+    try:
+        before = (device.live_bytes(), device.memory.host.live_bytes)
+        for _ in range(3):
+            with device.open_link(timed=False) as link, device.measure_memory():
+                run(model, Streamed(StreamedSpec()).build_cache(model.config, link, CAPACITY))
+            assert (device.live_bytes(), device.memory.host.live_bytes) == before
+    finally:
+        gc.enable()
+
+
+def test_models_whose_layers_share_kv_are_refused():
+    """A later layer would read an earlier one's scratch after the ring has reused it."""
+    config = AutoConfig.for_model("gemma3n_text", num_hidden_layers=6, num_kv_shared_layers=2)
+    workload = Workload(prompt_tokens=4, output_tokens=2)
+    assert "scratch ring" in (Streamed(StreamedSpec()).refusal("cpu", config, workload) or "")
 
 
 def test_beam_search_and_cropping_are_refused(model: Any):

@@ -8,9 +8,9 @@ from offload_eval.bounds.strategy_bound import strategy_bound
 from offload_eval.core.judgement import Bound
 from offload_eval.core.records import RunRecord
 
-MEASURED_SESSIONS_ASSUMPTION: Final = (
-    "Extrapolated linearly from the measured batch: everything above the weights, in the worse phase, is "
-    "charged to the sessions in equal parts, and all sessions are taken to prefill at once."
+SESSIONS_BY_PEAK_ASSUMPTION: Final = (
+    "Extrapolated linearly from the batch that ran: everything above what was live before any session, in the "
+    "worse phase, is charged to the sessions in equal parts, and all sessions are taken to prefill at once."
 )
 
 
@@ -35,6 +35,16 @@ def analytic_sessions(record: RunRecord) -> int | None:
     return None if bound is None else bound.sessions
 
 
+def resident_bytes(record: RunRecord) -> int:
+    """Device bytes live before any session: the weights and what libraries keep in the allocator.
+
+    Returns:
+        `baseline_bytes` where it was counted, else the weights alone.
+    """
+    counted_bytes = record.conditions.baseline_bytes
+    return record.model.weights_bytes if counted_bytes is None else counted_bytes
+
+
 def worst_peak_bytes(record: RunRecord) -> int | None:
     """The higher of the two phases' peak_allocated_bytes, weights included.
 
@@ -48,37 +58,37 @@ def worst_peak_bytes(record: RunRecord) -> int | None:
     return max(prefill_bytes, decode_bytes)
 
 
-def measured_bytes_per_session(record: RunRecord) -> int | None:
-    """Device bytes that each session of the measured batch added to the weights, in the worse phase.
+def bytes_per_session_by_peak(record: RunRecord) -> int | None:
+    """Device bytes that each session of the batch that ran added to the resident ones, in the worse phase.
 
     Counts KV cache, activations, logits and the strategy's transients; what does not grow with the batch is
-    charged to the sessions as well.
+    charged to the sessions as well, except for what was live before any of them.
 
     Returns:
-        ceil((worst peak - weights the run loaded) / batch_size); None where nothing lies above the weights.
+        ceil((worst peak - resident_bytes) / batch_size); None where nothing lies above the resident bytes.
     """
     peak_bytes = worst_peak_bytes(record)
-    if peak_bytes is None or peak_bytes <= record.model.weights_bytes:
+    if peak_bytes is None or peak_bytes <= resident_bytes(record):
         return None
-    return -(-(peak_bytes - record.model.weights_bytes) // record.spec.workload.batch_size)
+    return -(-(peak_bytes - resident_bytes(record)) // record.spec.workload.batch_size)
 
 
-def measured_sessions(record: RunRecord) -> int | None:
-    """Sessions the budget admits if each needs what the measured ones did.
+def sessions_by_peak(record: RunRecord) -> int | None:
+    """Sessions the budget admits if each needs what those of the batch that ran did.
 
-    See `MEASURED_SESSIONS_ASSUMPTION`. The weights taken off the budget are the budget's own where it states
-    them, so that a deployment's weights may differ from the run's.
+    See `SESSIONS_BY_PEAK_ASSUMPTION`. What the peak starts from also comes off the budget; where the budget
+    states its weights, those come off instead: a deployment's weights may differ from the run's.
 
     Returns:
         The admission limit; None where the peaks are not known.
     """
-    per_session_bytes = measured_bytes_per_session(record)
+    per_session_bytes = bytes_per_session_by_peak(record)
     if per_session_bytes is None:
         return None
     budget = record.spec.budget
     return admission_limit(
         budget.device_bytes,
-        budget.weights_bytes or record.model.weights_bytes,
+        budget.weights_bytes or resident_bytes(record),
         budget.runtime_bytes,
         budget.reserve_bytes,
         per_session_bytes,

@@ -1,11 +1,11 @@
 """One view of each cell: its last record, its passes laid over one another, and figures per token."""
 
 from collections.abc import Iterable, Sequence
-from statistics import fmean
-from typing import Any
+from statistics import fmean, median
+from typing import Any, Literal
 
 from offload_eval.core.base import Strict
-from offload_eval.core.records import PhaseSample, RunRecord, TrialSample
+from offload_eval.core.records import Direction, PhaseSample, RunRecord, TrialSample
 
 _PHASES = ("prefill", "decode")
 
@@ -16,22 +16,21 @@ def latest_records(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
 
 
 def merged_sample(record: RunRecord) -> TrialSample:
-    """Lays a record's trials over one another: each field from the first trial that has it.
+    """Lays a record's trials over one another; a round that did not look at a figure does not count for it.
 
-    Memory and transfers are looked at in some rounds only, and never while time is taken. Times differ
-    between rounds: take them from `statistics`, not from here.
+    Peaks are the highest of all rounds, counts of events their sum, other bytes and times the median. Series
+    are left out: take the times of the timing pass from `statistics`, with their spread.
     """
-    phases = {
-        phase: PhaseSample(**_first_values([getattr(trial, phase) for trial in record.trials])) for phase in _PHASES
-    }
-    return TrialSample(**_first_values(record.trials) | phases)
+    phases = {phase: PhaseSample(**_merged([getattr(trial, phase) for trial in record.trials])) for phase in _PHASES}
+    return TrialSample(**_merged(record.trials) | phases)
 
 
 def bytes_moved_per_token(record: RunRecord) -> float | None:
     """Bytes across the link during decode, both directions, for each token of each session.
 
     Returns:
-        (decode h2d + decode d2h) / ((output_tokens - 1) * batch_size); None unless both were counted.
+        (decode h2d + decode d2h) / ((output_tokens - 1) * batch_size); None unless both were counted, as for a
+        strategy that does not use the link.
     """
     decode = merged_sample(record).decode
     if decode.h2d_bytes is None or decode.d2h_bytes is None:
@@ -46,22 +45,56 @@ def exposed_s_per_token(record: RunRecord) -> float | None:
     Returns:
         decode exposed_transfer_s / (output_tokens - 1). A step serves the whole batch, as TPOT does.
     """
-    exposed_s = merged_sample(record).decode.exposed_transfer_s
-    return None if exposed_s is None else exposed_s / (record.spec.workload.output_tokens - 1)
+    return _per_step(record, merged_sample(record).decode.exposed_transfer_s)
+
+
+def busy_s_per_step(record: RunRecord, direction: Direction) -> float | None:
+    """Seconds of each decode step in which the link copied in one direction, hidden or not.
+
+    Returns:
+        decode h2d_busy_s or d2h_busy_s / (output_tokens - 1); None where no transfer pass looked.
+    """
+    decode = merged_sample(record).decode
+    return _per_step(record, decode.h2d_busy_s if direction == "h2d" else decode.d2h_busy_s)
 
 
 def mean_kl_nats(record: RunRecord) -> float | None:
-    """Mean over output positions of KL(baseline || strategy); for the baseline itself, its noise floor."""
-    if record.fidelity is None or not record.fidelity.kl_nats:
-        return None
-    return fmean(record.fidelity.kl_nats)
+    """Mean over output positions of KL(baseline || strategy); the baseline has none: see `noise_floor_nats`."""
+    return _mean_kl_against("baseline", record)
 
 
-def _first_values(samples: Iterable[Strict]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def noise_floor_nats(record: RunRecord) -> float | None:
+    """Mean over output positions of the baseline's KL against itself, prefilled in chunks; None for the others."""
+    return _mean_kl_against("chunked_prefill", record)
+
+
+def ran_on_own_tokens(record: RunRecord) -> bool:
+    """Whether a strategy was given no tokens, so that its work is not the baseline's."""
+    return record.status == "ok" and not record.spec.is_baseline and record.conditions.forced_tokens is False
+
+
+def _mean_kl_against(against: Literal["baseline", "chunked_prefill"], record: RunRecord) -> float | None:
+    fidelity = record.fidelity
+    return fmean(fidelity.kl_nats) if fidelity and fidelity.against == against and fidelity.kl_nats else None
+
+
+def _per_step(record: RunRecord, seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / (record.spec.workload.output_tokens - 1)
+
+
+def _merged(samples: Iterable[Strict]) -> dict[str, Any]:
+    """Each field over the samples that have it; those that are not numbers are left out."""
+    seen: dict[str, list[Any]] = {}
     for sample in samples:
         for name in sample.__struct_fields__:
-            value = getattr(sample, name)
-            if value is not None:
-                values.setdefault(name, value)
-    return values
+            if isinstance(value := getattr(sample, name), int | float):
+                seen.setdefault(name, []).append(value)
+    return {name: _merge(name, values) for name, values in seen.items()}
+
+
+def _merge(name: str, values: Sequence[float]) -> float:
+    if name.startswith("peak_"):
+        return max(values)
+    if name.startswith("num_"):
+        return sum(values)
+    return median(values) if name.endswith("_s") else round(median(values))

@@ -4,8 +4,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from offload_eval.analysis.capacity import measured_sessions
-from offload_eval.analysis.cells import bytes_moved_per_token, latest_records, mean_kl_nats, merged_sample
+from offload_eval.analysis.capacity import sessions_by_peak
+from offload_eval.analysis.cells import (
+    bytes_moved_per_token,
+    latest_records,
+    mean_kl_nats,
+    merged_sample,
+    noise_floor_nats,
+    ran_on_own_tokens,
+)
 from offload_eval.analysis.statistics import median_of, summarize_throughput, summarize_tpot, summarize_ttft
 from offload_eval.core.judgement import Comparison
 from offload_eval.core.records import RunRecord
@@ -15,13 +22,14 @@ def compare_with_baseline(records: Sequence[RunRecord]) -> tuple[Comparison, ...
     """Compares every ok cell with the ok baseline of its workload.
 
     Cells are paired only where nothing but the strategy differs: the rest of the spec, the machine and the
-    evidence are the same. A cell without such a baseline has no comparison.
+    evidence are the same. A cell without such a baseline, or that ran on its own tokens, has no comparison.
 
     Returns:
         One comparison for each such pair, in the records' order; none for the baselines themselves.
     """
     finished = [record for record in latest_records(records) if record.status == "ok"]
-    pairs = ((record, _baseline_of(record, finished)) for record in finished if not record.spec.is_baseline)
+    others = [record for record in finished if not record.spec.is_baseline and not ran_on_own_tokens(record)]
+    pairs = ((record, _baseline_of(record, finished)) for record in others)
     return tuple(_compare(record, baseline) for record, baseline in pairs if baseline is not None)
 
 
@@ -47,21 +55,17 @@ def _compare(record: RunRecord, baseline: RunRecord) -> Comparison:
         prefill_peak_saved_bytes=_less(theirs.prefill.peak_allocated_bytes, mine.prefill.peak_allocated_bytes),
         decode_peak_saved_bytes=_less(theirs.decode.peak_allocated_bytes, mine.decode.peak_allocated_bytes),
         kv_device_saved_bytes=_less(theirs.kv_cache_device_bytes, mine.kv_cache_device_bytes),
-        sessions_gained=_less(measured_sessions(record), measured_sessions(baseline)),
+        sessions_gained=_less(sessions_by_peak(record), sessions_by_peak(baseline)),
         extra_bytes_moved_per_token=_extra_bytes_moved(record, baseline),
-        mean_kl_nats=_kl_against(record, "baseline"),
-        noise_floor_nats=_kl_against(baseline, "chunked_prefill"),
+        mean_kl_nats=mean_kl_nats(record),
+        noise_floor_nats=noise_floor_nats(baseline),
     )
 
 
 def _extra_bytes_moved(record: RunRecord, baseline: RunRecord) -> float | None:
+    """A baseline that does not use the link moves nothing."""
     mine, theirs = bytes_moved_per_token(record), bytes_moved_per_token(baseline)
-    return None if mine is None or theirs is None else mine - theirs
-
-
-def _kl_against(record: RunRecord, reference: str) -> float | None:
-    compared = record.fidelity is not None and record.fidelity.against == reference
-    return mean_kl_nats(record) if compared else None
+    return None if mine is None else mine - (theirs or 0)
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

@@ -13,9 +13,10 @@ from offload_eval.core.records import RunRecord
 CELL_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
     rules_outcomes.check_outcome,
     rules_bounds.check_kv_payload,
-    rules_bounds.check_measured_sessions,
+    rules_bounds.check_sessions_by_peak,
     rules_bounds.check_peak_holds_weights,
     rules_bounds.check_bound_exists,
+    rules_fidelity.check_forced_tokens,
     rules_fidelity.check_reference,
     rules_fidelity.check_flush,
     rules_fidelity.check_offload_race,

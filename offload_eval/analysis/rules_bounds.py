@@ -5,73 +5,93 @@ from collections.abc import Sequence
 from offload_eval.analysis.capacity import (
     analytic_bound,
     analytic_sessions,
-    measured_sessions,
+    resident_bytes,
+    sessions_by_peak,
     worst_peak_bytes,
 )
-from offload_eval.analysis.cells import merged_sample
 from offload_eval.analysis.comparison import compare_with_baseline
+from offload_eval.core.experiment import OffloadedSpec, QuantizedSpec
 from offload_eval.core.judgement import Bound, Comparison, Finding
-from offload_eval.core.records import RunRecord
+from offload_eval.core.records import RunRecord, TrialSample
 from offload_eval.units import format_bytes
 
 
 def check_kv_payload(record: RunRecord) -> Finding | None:
-    """The cache holds less than the arithmetic says it must.
+    """The cache holds other bytes than the arithmetic says it must.
 
-    KV that a strategy keeps on the host may or may not have a copy on the device when generation ends, so
-    such a strategy is held to its host bytes, wherever they lie.
+    Both ledgers are held to the analytic card exactly. Upstream's offloaded cache alone is not: how many layers
+    have a copy on the device when generation ends is the prefetcher's affair, so its ledgers together must hold
+    at least the host's KV.
     """
-    bound, sample = analytic_bound(record), merged_sample(record)
-    if bound is None or sample.kv_cache_device_bytes is None:
+    bound = analytic_bound(record)
+    if bound is None:
         return None
-    seen_bytes = sample.kv_cache_device_bytes + (sample.kv_cache_host_bytes or 0)
-    least_bytes = _least_kv_bytes(bound, record.spec.workload.batch_size)
-    if seen_bytes >= least_bytes:
-        return None
-    return Finding(
-        code="kv_payload_below_bound",
-        severity="error",
-        message=f"the cache was counted at {seen_bytes:,} bytes where the arithmetic needs {least_bytes:,}. "
-        "Suspected cause: the payload count misses tensors, or the arithmetic does not describe this cache.",
-        remedy="Trust neither figure until they agree; report the model and the strategy.",
-        run_ids=(record.run_id,),
+    for trial in record.trials:
+        if (difference := _payload_difference(record, bound, trial)) is not None:
+            return Finding(
+                code="kv_payload_differs",
+                severity="error",
+                message=f"{difference}. Suspected cause: the payload count misses tensors or counts some twice, or "
+                "the arithmetic does not describe this cache.",
+                remedy="Trust neither figure until they agree; report the model and the strategy.",
+                run_ids=(record.run_id,),
+            )
+    return None
+
+
+def _payload_difference(record: RunRecord, bound: Bound, trial: TrialSample) -> str | None:
+    strategy, batch_size = record.spec.strategy, record.spec.workload.batch_size
+    device_bytes, host_bytes = trial.kv_cache_device_bytes, trial.kv_cache_host_bytes
+    host_kv_bytes = bound.kv_host_bytes_per_session * batch_size
+    if isinstance(strategy, OffloadedSpec):
+        if device_bytes is None or host_bytes is None or device_bytes + host_bytes >= host_kv_bytes:
+            return None
+        return _counted("on both ledgers together", device_bytes + host_bytes, "at least ", host_kv_bytes)
+    device_kv_bytes = bound.kv_device_bytes_per_session * batch_size + bound.kv_device_bytes_fixed
+    # The card rounds each session of a quantized cache up to a whole byte.
+    rounding_bytes = batch_size - 1 if isinstance(strategy, QuantizedSpec) else 0
+    if device_bytes is not None and abs(device_bytes - device_kv_bytes) > rounding_bytes:
+        return _counted("on the device", device_bytes, "", device_kv_bytes)
+    if host_bytes is not None and host_bytes != host_kv_bytes:
+        return _counted("on the host", host_bytes, "", host_kv_bytes)
+    return None
+
+
+def _counted(where: str, seen_bytes: int, at_least: str, card_bytes: int) -> str:
+    more = "more" if seen_bytes > card_bytes else "fewer"
+    return (
+        f"the cache was counted at {seen_bytes:,} bytes {where} where the arithmetic gives {at_least}{card_bytes:,}: "
+        f"{abs(seen_bytes - card_bytes):,} bytes {more}"
     )
 
 
-def _least_kv_bytes(bound: Bound, batch_size: int) -> int:
-    if bound.kv_host_bytes_per_session:
-        return bound.kv_host_bytes_per_session * batch_size
-    return bound.kv_device_bytes_per_session * batch_size + bound.kv_device_bytes_fixed
-
-
-def check_measured_sessions(record: RunRecord) -> Finding | None:
-    """A measurement beats an upper bound."""
-    measured, analytic = measured_sessions(record), analytic_sessions(record)
-    if measured is None or analytic is None or measured <= analytic:
+def check_sessions_by_peak(record: RunRecord) -> Finding | None:
+    """An extrapolation from what was seen beats an upper bound."""
+    by_peak, analytic = sessions_by_peak(record), analytic_sessions(record)
+    if by_peak is None or analytic is None or by_peak <= analytic:
         return None
     return Finding(
         code="sessions_above_bound",
         severity="error",
-        message=f"the peaks extrapolate to {measured:,} sessions where the arithmetic allows {analytic:,}. "
+        message=f"the peaks extrapolate to {by_peak:,} sessions where the arithmetic allows {analytic:,}. "
         "Suspected cause: the peak counter misses memory, or the arithmetic charges what the strategy does "
         "not hold.",
-        remedy="Do not use the measured sessions; compare kv_device_bytes with the analytic card first.",
+        remedy="Do not use the sessions by peak; compare kv_device_bytes with the analytic card first.",
         run_ids=(record.run_id,),
     )
 
 
 def check_peak_holds_weights(record: RunRecord) -> Finding | None:
-    """A peak that weights alone would pass."""
+    """A peak that what was live before any session would pass alone."""
     peak_bytes = worst_peak_bytes(record)
-    if peak_bytes is None or peak_bytes > record.model.weights_bytes:
+    if peak_bytes is None or peak_bytes > resident_bytes(record):
         return None
     return Finding(
         code="peak_below_weights",
         severity="error",
-        message=f"the highest peak is {peak_bytes:,} bytes and the weights alone are "
-        f"{record.model.weights_bytes:,}. Suspected cause: the weights are not on the device, or the peak "
-        "counter does not see them.",
-        remedy="Do not use this cell's peaks or measured sessions.",
+        message=f"the highest peak is {peak_bytes:,} bytes, and {resident_bytes(record):,} were live before any "
+        "session. Suspected cause: the weights are not on the device, or the peak counter does not see them.",
+        remedy="Do not use this cell's peaks or sessions by peak.",
         run_ids=(record.run_id,),
     )
 
@@ -84,7 +104,7 @@ def check_bound_exists(record: RunRecord) -> Finding | None:
         code="no_analytic_bound",
         severity="note",
         message=f"there is no analytic card: {record.model.shape_refusal or 'no reason was recorded'}. "
-        "Nothing checks the measured bytes.",
+        "Nothing checks the bytes that were counted.",
         run_ids=(record.run_id,),
     )
 

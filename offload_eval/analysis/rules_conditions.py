@@ -8,7 +8,8 @@ from offload_eval.core.judgement import Finding
 from offload_eval.core.records import RunRecord
 from offload_eval.units import format_bytes
 
-CONTENTION_LIMIT_RATIO: Final = 1.5
+CONTENDED_RATIO: Final = 1.5
+"""Wall over CPU time; above it, the probe's threads waited for a core a third of their time."""
 SPREAD_LIMIT_RATIO: Final = 0.10
 LEAST_TRIALS: Final = 3
 TIMED_EVIDENCE: Final = ("emulated", "measured")
@@ -17,13 +18,13 @@ TIMED_EVIDENCE: Final = ("emulated", "measured")
 def check_contention(record: RunRecord) -> Finding | None:
     """Other processes wanted the cores."""
     contention = record.conditions.contention_ratio
-    if contention is None or contention <= CONTENTION_LIMIT_RATIO:
+    if contention is None or contention <= CONTENDED_RATIO:
         return None
     return Finding(
         code="contended_machine",
         severity="warning",
         message=f"a parallel operation at the start took {contention:.2f} times its CPU time (limit "
-        f"{CONTENTION_LIMIT_RATIO:.2f}). Suspected cause: other processes want the same cores; times are "
+        f"{CONTENDED_RATIO:.2f}). Suspected cause: other processes want the same cores; times are "
         "too long.",
         remedy="Stop other work, or set cpu.compute_threads to the cores that are free, and run the cells again.",
         run_ids=(record.run_id,),
@@ -117,7 +118,7 @@ def check_memory_pass(record: RunRecord) -> Finding | None:
     return Finding(
         code="no_memory_pass",
         severity="warning",
-        message="the peak of at least one phase was not measured: the measured sessions are unknown. "
+        message="the peak of at least one phase was not measured: the sessions by peak are unknown. "
         f"The plan has {record.spec.measurement.memory_trials} memory trials.",
         remedy="Set measurement.memory_trials to 1 or more.",
         run_ids=(record.run_id,),

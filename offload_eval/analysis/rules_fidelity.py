@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from offload_eval.analysis.cells import mean_kl_nats
+from offload_eval.analysis.cells import mean_kl_nats, ran_on_own_tokens
 from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.bounds.strategy_bound import UPSTREAM_DEFAULTS
 from offload_eval.core.experiment import QuantizedSpec
@@ -61,9 +61,25 @@ def _lossless_not_bit_equal(record: RunRecord, mean_nats: float | None, floor_na
     )
 
 
+def check_forced_tokens(record: RunRecord) -> Finding | None:
+    """A strategy was given no tokens: its work is not the others'."""
+    if not ran_on_own_tokens(record):
+        return None
+    return Finding(
+        code="own_tokens",
+        severity="error",
+        message=f"the cell ran on its own tokens, not on those of {record.spec.baseline.label}: its times and peaks "
+        "are of other work, and it is compared with nothing. Suspected cause: the baseline recorded no tokens.",
+        remedy="Get the baseline of this workload to finish, then run the cell again.",
+        run_ids=(record.run_id,),
+    )
+
+
 def check_reference(record: RunRecord) -> Finding | None:
-    """Fidelity was planned and is missing."""
+    """Fidelity was planned and is missing, though the cell was given the baseline's tokens."""
     if record.status != "ok" or record.fidelity is not None or not record.spec.measurement.fidelity:
+        return None
+    if ran_on_own_tokens(record):
         return None
     return Finding(
         code="no_reference",

@@ -1,10 +1,20 @@
 """Rules about cells without a result, and about records that do not belong side by side."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import RunRecord
 from offload_eval.units import format_bytes
+
+UNCAPPED_STAGES: Final = ("support", "load", "prepare", "reference", "fidelity")
+"""Stages that run before the cap is set: what they need is the tool's, not the strategy's."""
+_PLACES: Final = {
+    "support": "before the worker started",
+    "load": "while the model was loaded",
+    "prepare": "while the cell was prepared",
+}
+"""Stages that are no pass, in words."""
 
 
 def check_outcome(record: RunRecord) -> Finding | None:
@@ -14,39 +24,58 @@ def check_outcome(record: RunRecord) -> Finding | None:
 
 
 def failure_reason(record: RunRecord) -> str:
-    """The failure in one line: where, which type and what it said."""
-    if record.failure is None:
-        return "no reason was recorded"
-    message = " ".join(record.failure.message.split()) or "no message"
-    return f"in {record.failure.phase}: {record.failure.type}: {message}"
+    """The failure in one line: where, which type and what it said; of an unsupported cell, what it said alone."""
+    failure = record.failure
+    if failure is None:
+        return "for a reason that was not recorded"
+    message = " ".join(failure.message.split()) or "no message"
+    if record.status == "unsupported":
+        return message
+    place = _PLACES.get(failure.stage, f"during the {failure.stage} pass")
+    where = place if failure.phase is None else f"{place}, in {failure.phase}"
+    return f"{where}: {failure.type}: {message}"
+
+
+def exceeds_cap(record: RunRecord) -> bool:
+    """Whether a cell ran out of what the enforced cap let it have, and not of the machine's memory."""
+    failure = record.failure
+    if failure is None or record.status != "oom" or record.conditions.cap_bytes is None:
+        return False
+    return failure.ledger != "host" and failure.stage not in UNCAPPED_STAGES
+
+
+def out_of_memory_words(record: RunRecord) -> str:
+    """What ran out, where and why, as the rest of a sentence that begins with the cell."""
+    if exceeds_cap(record):
+        return (
+            f"does not fit the enforced cap of {format_bytes(record.conditions.cap_bytes)}: {failure_reason(record)}"
+        )
+    return f"ran out of {_exhausted(record)} {failure_reason(record)}"
+
+
+def _exhausted(record: RunRecord) -> str:
+    ledger = None if record.failure is None else record.failure.ledger
+    return "memory" if ledger is None else f"{ledger} memory"
 
 
 def _unsupported(record: RunRecord) -> Finding:
     return Finding(
         code="unsupported",
         severity="note",
-        message=f"this strategy cannot run here, {failure_reason(record)}",
+        message=f"this strategy cannot run here: {failure_reason(record)}",
         run_ids=(record.run_id,),
     )
 
 
 def _out_of_memory(record: RunRecord) -> Finding:
-    if record.spec.budget.enforce:
-        cap_bytes = record.conditions.cap_bytes
-        limit = "the enforced budget" if cap_bytes is None else f"the enforced cap of {format_bytes(cap_bytes)}"
-        return Finding(
-            code="out_of_memory",
-            severity="note",
-            message=f"the cell does not fit {limit}, {failure_reason(record)}",
-            run_ids=(record.run_id,),
-        )
+    message = f"the cell {out_of_memory_words(record)}"
+    if exceeds_cap(record):
+        return Finding(code="out_of_memory", severity="note", message=message, run_ids=(record.run_id,))
     return Finding(
         code="out_of_memory",
         severity="warning",
-        message=f"the cell ran out of memory without an enforced cap, {failure_reason(record)}. Suspected "
-        "cause: the machine itself is too small, or other processes hold its memory: this says nothing "
-        "about the budget.",
-        remedy="Free memory, or set budget.enforce so that the budget decides.",
+        message=f"{message}. Suspected cause: the machine has too little of it, or other processes hold it.",
+        remedy=f"Free {_exhausted(record)}, or ask for a smaller batch or a shorter prompt.",
         run_ids=(record.run_id,),
     )
 
@@ -114,8 +143,8 @@ def check_machines(records: Sequence[RunRecord]) -> list[Finding]:
 
 
 def check_specs(records: Sequence[RunRecord]) -> list[Finding]:
-    """Cells differ in more than workload and strategy: the experiment was changed between them."""
-    odd = [(record, _spec_differences(record, records[0])) for record in records]
+    """Cells differ in more than workload and strategy: the experiment, or a prompt's text, changed between them."""
+    odd = [(record, _spec_differences(record, records)) for record in records]
     return [
         Finding(
             code="mixed_specs",
@@ -130,6 +159,9 @@ def check_specs(records: Sequence[RunRecord]) -> list[Finding]:
     ]
 
 
-def _spec_differences(record: RunRecord, first: RunRecord) -> list[str]:
+def _spec_differences(record: RunRecord, records: Sequence[RunRecord]) -> list[str]:
+    """Fields that differ from the first record's; a prompt is held against the first of its own workload."""
     names = [name for name in record.spec.__struct_fields__ if name not in ("workload", "strategy")]
-    return [name for name in names if getattr(record.spec, name) != getattr(first.spec, name)]
+    own = next(other for other in records if other.spec.workload == record.spec.workload)
+    firsts = dict.fromkeys(names, records[0]) | {"prompt_fingerprint": own}
+    return [name for name in names if getattr(record.spec, name) != getattr(firsts[name].spec, name)]

@@ -9,6 +9,8 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
+import msgspec
+
 from offload_eval.bounds.admission import admission_limit
 from offload_eval.core.experiment import (
     BITS_PER_VALUE,
@@ -23,8 +25,9 @@ from offload_eval.core.experiment import (
 from offload_eval.core.judgement import Bound
 from offload_eval.core.shape import ModelShape
 
-UPSTREAM_OFFLOADED_LAYERS: Final = 3
-"""Layers of KV on the device at once under transformers' offloading: two prefetched, one concatenated."""
+UPSTREAM_OFFLOADED_LAYERS: Final = Fraction(5, 2)
+"""Layers of KV on the device at once under transformers' offloading: the layer in use, the one prefetched after it,
+and half a layer more while keys, and then values, are concatenated with the new token's."""
 UPSTREAM_DEFAULTS: Final = {"nbits": 4, "q_group_size": 64, "residual_length": 128}
 """Source: transformers 5.24, cache_utils.QuantizedLayer."""
 HOST_NOT_CHECKED: Final = "The sessions are the device ledger's; whether host memory holds their KV is not checked."
@@ -79,8 +82,8 @@ def strategy_bound(
         budget.reserve_bytes + card.kv_device_bytes_fixed,
         card.kv_device_bytes_per_session,
     )
-    return Bound(
-        **{name: getattr(card, name) for name in card.__struct_fields__ if name not in ("sessions", "assumptions")},
+    return msgspec.structs.replace(
+        card,
         sessions=sessions,
         assumptions=(
             *card.assumptions,
@@ -100,14 +103,14 @@ def _dynamic(rows: _Rows, workload: Workload, _: StrategySpec) -> Bound:
 
 def _offloaded(rows: _Rows, workload: Workload, _: StrategySpec) -> Bound:
     tokens, batch = workload.cached_tokens, workload.batch_size
-    layers = min(UPSTREAM_OFFLOADED_LAYERS, rows.layers)
+    layers = min(UPSTREAM_OFFLOADED_LAYERS, rows.layers + Fraction(1, 2))
     return Bound(
-        kv_device_bytes_per_session=layers * tokens * rows.widest_layer_bytes,
+        kv_device_bytes_per_session=ceil(layers * tokens * rows.widest_layer_bytes),
         kv_host_bytes_per_session=tokens * rows.all_layers_bytes,
         h2d_bytes_per_step=batch * (tokens - 1) * rows.all_layers_bytes,
         d2h_bytes_per_step=batch * tokens * rows.all_layers_bytes,
         assumptions=(
-            f"{layers} layers' KV are on the device; each layer crosses the link whole, both ways.",
+            f"{float(layers):g} layers' KV are on the device; each layer crosses the link whole, both ways.",
             HOST_NOT_CHECKED,
         ),
         source="transformers 5.24, cache_utils.Cache.update",

@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 from rich.table import Table
 
+from offload_eval.analysis.rules_conditions import CONTENDED_RATIO
 from offload_eval.cli.console import print_json, result_console
 from offload_eval.core.base import Strict
 from offload_eval.core.experiment import DeviceName
@@ -24,8 +25,6 @@ from offload_eval.units import format_bytes
 
 Status = Literal["ok", "warn", "missing"]
 
-CONTENDED_RATIO: Final = 1.2
-"""Above this, the probe's threads waited for a core a sixth of their time: times are somebody else's as well."""
 IDLE_USED_SHARE: Final = 0.05
 """Of a GPU's memory: the driver's own reserve stays below it, a process with a context does not."""
 _STYLES: Final = {"ok": "green", "warn": "yellow", "missing": "red"}

@@ -14,7 +14,6 @@ from offload_eval.cli.progress import open_progress
 from offload_eval.cli.report import show_report
 from offload_eval.core.experiment import Experiment, RunSpec, content_hash
 from offload_eval.core.judgement import Bound
-from offload_eval.core.records import RunRecord
 from offload_eval.errors import ExitCode, InputError
 from offload_eval.execution.launcher import preflight
 from offload_eval.execution.messages import Preflight
@@ -63,9 +62,11 @@ def run_command(
     )
     with opened as directory:
         _run(asked, checked, directory, cells)
-        records = _records_of(cells, directory)
+        records = directory.records()
     show_report(path, asked, records, json_output=json_output)
-    return ExitCode.FELL_SHORT if any(record.status in _FELL_SHORT for record in records) else ExitCode.DONE
+    wanted = {content_hash(spec) for spec in cells}
+    fell_short = any(record.status in _FELL_SHORT for record in records if record.run_id in wanted)
+    return ExitCode.FELL_SHORT if fell_short else ExitCode.DONE
 
 
 def _run(experiment: Experiment, checked: Preflight, directory: RunDirectory, cells: list[RunSpec]) -> None:
@@ -76,13 +77,9 @@ def _run(experiment: Experiment, checked: Preflight, directory: RunDirectory, ce
             Session(experiment, checked, directory, progress).run(cells)
     except KeyboardInterrupt:
         path = shlex.quote(str(directory.path))
-        progress_console().print(f"interrupted; finished cells are kept: continue with --resume --out {path}")
+        message = f"interrupted; finished cells are kept: continue with --resume --out {path}"
+        progress_console().out(message, highlight=False)
         raise
-
-
-def _records_of(cells: list[RunSpec], directory: RunDirectory) -> list[RunRecord]:
-    wanted = {content_hash(spec) for spec in cells}
-    return [record for record in directory.records() if record.run_id in wanted]
 
 
 def _default_directory(experiment: Experiment) -> Path:
@@ -127,7 +124,8 @@ def _cells_table(cells: list[RunSpec], bounds: list[Bound | None], checked: Pref
 
 
 def _notes(checked: Preflight) -> list[str]:
-    notes = [f"{label}: unsupported: {refusal}" for label, refusal in checked.refusals.items() if refusal]
+    refused = [(cell, refusal) for cell, refusal in checked.refusals.items() if refusal]
+    notes = [f"{workload} / {strategy}: unsupported: {refusal}" for (workload, strategy), refusal in refused]
     if checked.model.shape_refusal:
         notes.append(f"no analytic bound: {checked.model.shape_refusal}")
     return notes
@@ -144,7 +142,7 @@ def _numbers(bound: Bound) -> list[str]:
 
 
 def _refusal(spec: RunSpec, checked: Preflight) -> str | None:
-    return checked.refusals[spec.strategy.label]
+    return checked.refusals[spec.workload.label, spec.strategy.label]
 
 
 def _bound(spec: RunSpec, checked: Preflight) -> Bound | None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 
 from offload_eval.core.experiment import BudgetSpec, RunSpec
@@ -19,10 +20,10 @@ from offload_eval.execution.reference import ReferenceFiles
 from offload_eval.instruments.device import Device
 from offload_eval.strategies.registry import load_strategy
 
-_MeasuringPass = Callable[[CellRun, TrialSample], TrialSample]
-
 ReportPass = Callable[[str, int, int], None]
 """Told the name of the pass that starts, how many are done and how many there are."""
+_Step = tuple[str, Callable[[], None]]
+_MeasuringPass = Callable[[CellRun, TrialSample], TrialSample]
 
 
 @dataclass
@@ -31,7 +32,19 @@ class _Progress:
 
     trials: list[TrialSample]
     fidelity: FidelitySample | None = None
-    pass_name: str = "load"
+    stage: str = "prepare"
+    run: CellRun | None = None
+
+
+def record_reference(spec: RunSpec, model: Any, device: Device, reference_dir: Path) -> float:
+    """Writes the baseline's tokens and logits of a workload. Not capped: it is no measurement.
+
+    Returns:
+        Time inside generate().
+    """
+    run = _prepare(spec, model, device, reference_dir)
+    passes.record_reference(run)
+    return run.generate_s
 
 
 def measure_cell(
@@ -43,7 +56,7 @@ def measure_cell(
         spec: The cell.
         model: The loaded model, already adopted by the device.
         device: Where it runs.
-        reference_dir: Where prompts are, and where the baseline leaves its tokens and logits.
+        reference_dir: Where prompts are, and the baseline's tokens and logits.
         conditions: What is known of the worker; completed here.
         report: Told of every pass as it starts.
 
@@ -54,27 +67,27 @@ def measure_cell(
     device.release()
     baseline_bytes = device.live_bytes()
     progress = _Progress(trials=[TrialSample() for _ in range(spec.measurement.trials)])
-    run = _prepare(spec, model, device, reference_dir)
-    status, failure = _run_passes(run, progress, report)
-    generate_s = run.generate_s
+    status, failure = _run_passes(progress, partial(_prepare, spec, model, device, reference_dir), report)
+    run, progress.run = progress.run, None
+    generate_s = None if run is None else run.generate_s
+    forced_tokens = None if run is None else run.tokens_BN is not None
     del run  # its prompt and tokens are device memory too
     device.release()
     live_bytes = device.live_bytes()
-    measured = tuple(trial for trial in progress.trials if trial != TrialSample())
     return CellResult(
         status=status,
         started_at_utc=started_at_utc,
         duration_s=time.perf_counter() - started,
         failure=failure,
-        trials=measured,
+        trials=tuple(trial for trial in progress.trials if trial != TrialSample()),
         fidelity=progress.fidelity,
-        conditions=Conditions(
-            compute_threads=conditions.compute_threads,
-            contention_ratio=conditions.contention_ratio,
-            load_s=conditions.load_s,
+        conditions=msgspec.structs.replace(
+            conditions,
+            forced_tokens=forced_tokens,
             baseline_bytes=baseline_bytes,
             leaked_bytes=None if live_bytes is None or baseline_bytes is None else live_bytes - baseline_bytes,
             cap_bytes=cap_bytes(spec.budget),
+            noise_floor_chunk_tokens=_noise_floor_chunk(spec),
             generate_s=generate_s,
         ),
     )
@@ -86,12 +99,14 @@ def cap_bytes(budget: BudgetSpec) -> int | None:
 
 
 def _prepare(spec: RunSpec, model: Any, device: Device, reference_dir: Path) -> CellRun:
-    files = ReferenceFiles(reference_dir, spec.workload.label)
+    files = ReferenceFiles(reference_dir, spec.reference_key)
+    strategy = load_strategy(spec.strategy)
+    strategy.prepare(device.name)
     tokens = files.load_tokens()
     return CellRun(
         model=model,
         device=device,
-        strategy=load_strategy(spec.strategy),
+        strategy=strategy,
         spec=spec,
         prompt_BN=torch.from_numpy(files.load_prompt()).to(device.torch_device),
         tokens_BN=None if tokens is None else torch.from_numpy(tokens).to(device.torch_device),
@@ -99,73 +114,86 @@ def _prepare(spec: RunSpec, model: Any, device: Device, reference_dir: Path) -> 
     )
 
 
-def _run_passes(run: CellRun, progress: _Progress, report: ReportPass) -> tuple[Status, Failure | None]:
-    steps = _plan(run, progress)
+def _run_passes(
+    progress: _Progress, prepare: Callable[[], CellRun], report: ReportPass
+) -> tuple[Status, Failure | None]:
     try:
-        for index, (name, step) in enumerate(steps):
-            progress.pass_name = name
-            report(name, index, len(steps))
-            step()
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return "oom", _failure(error, run, progress)
+        run = progress.run = prepare()
+        first, measured = _warming_steps(run, progress), _measuring_steps(run, progress)
+        for index, step in enumerate(first):
+            _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
+        # Entered once: on CUDA it empties the allocator, and every pass after that would start cold.
+        with run.device.capped(cap_bytes(run.spec.budget)):
+            for index, step in enumerate(measured, start=len(first)):
+                _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
     except Exception as error:  # whatever upstream raises is this cell's result, and the run goes on
-        out_of_host_memory = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-        return "oom" if out_of_host_memory else "failed", _failure(error, run, progress)
+        ledger = exhausted_ledger(error)
+        return "failed" if ledger is None else "oom", _failure(error, progress, ledger)
     return "ok", None
 
 
-def _plan(run: CellRun, progress: _Progress) -> list[tuple[str, Callable[[], None]]]:
-    """The passes in order. The reference and fidelity passes come first: they warm up what is timed later."""
+def _take(step: _Step, progress: _Progress, report: Callable[[], None]) -> None:
+    progress.stage, run = step
+    report()
+    run()
+
+
+def _warming_steps(run: CellRun, progress: _Progress) -> list[_Step]:
+    """The fidelity pass comes first: it warms up what is timed later. Its float64 logits are under no cap."""
+    wanted = run.spec.measurement.fidelity and run.files.is_complete(with_logits=True)
+    can_compare = not run.spec.is_baseline or _noise_floor_chunk(run.spec) is not None
+    return [("fidelity", partial(_compare, run, progress))] if wanted and can_compare else []
+
+
+def _measuring_steps(run: CellRun, progress: _Progress) -> list[_Step]:
     plan = run.spec.measurement
-    steps: list[tuple[str, Callable[[], None]]] = []
-    if plan.fidelity and _can_compare(run.spec):
-        steps.append(("fidelity", partial(_compare, run, progress)))
-    steps += [("warmup", partial(passes.warm_up, run))] * plan.warmups
+    steps: list[_Step] = [("warmup", partial(passes.warm_up, run))] * plan.warmups
     measurements = [("memory", passes.measure_memory, plan.memory_trials)]
     if run.strategy.uses_link:
         measurements.append(("transfer", passes.measure_transfer, plan.transfer_trials))
     measurements.append(("timing", passes.measure_timing, plan.trials))
     for name, measure, rounds in measurements:
-        steps += [(name, partial(_measure, run, progress, measure, i)) for i in range(min(rounds, plan.trials))]
-    steps = [(name, partial(_capped, run, step)) for name, step in steps]
-    if run.spec.is_baseline:
-        # Not capped: it is no measurement, and the other strategies need it even where the baseline does not fit.
-        steps.insert(0, ("reference", partial(passes.record_reference, run)))
+        steps += [(name, partial(_measure, run, progress, measure, index)) for index in range(rounds)]
     return steps
 
 
-def _capped(run: CellRun, step: Callable[[], None]) -> None:
-    with run.device.capped(cap_bytes(run.spec.budget)):
-        step()
-
-
 def _compare(run: CellRun, progress: _Progress) -> None:
-    if run.tokens_BN is not None and run.files.logits.exists():
-        chunk_tokens = _noise_floor_chunk(run.spec) if run.spec.is_baseline else None
-        progress.fidelity = passes.measure_fidelity(run, chunk_tokens)
+    progress.fidelity = passes.measure_fidelity(run, _noise_floor_chunk(run.spec))
 
 
 def _measure(run: CellRun, progress: _Progress, measure: _MeasuringPass, index: int) -> None:
     progress.trials[index] = measure(run, progress.trials[index])
 
 
-def _can_compare(spec: RunSpec) -> bool:
-    """A baseline whose prompt is a single token has no noise floor: it cannot be prefilled in chunks."""
-    return not spec.is_baseline or spec.workload.prompt_tokens > 1
+def _noise_floor_chunk(spec: RunSpec) -> int | None:
+    """Chunk size of the baseline's comparison with itself: at least two chunks, and odd where the plan's is.
 
-
-def _noise_floor_chunk(spec: RunSpec) -> int:
-    """Chunk size of the baseline's comparison with itself: at least two chunks, and odd where the plan's is."""
+    None for other strategies, and for a prompt of a single token, which cannot be prefilled in chunks.
+    """
+    if not spec.is_baseline or spec.workload.prompt_tokens < 2:
+        return None
     half = (spec.workload.prompt_tokens + 1) // 2
     return min(spec.measurement.noise_floor_chunk_tokens, max(1, half - (half % 2 == 0)))
 
 
-def _failure(error: BaseException, run: CellRun, progress: _Progress) -> Failure:
+def exhausted_ledger(error: BaseException) -> Literal["device", "host"] | None:
+    """Which memory ran out, from what torch and the interpreter raise; None where none did."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "device"
+    words = str(error)
+    # Pinned memory that cannot be had is a CUDA error, not an OutOfMemoryError.
+    host = isinstance(error, MemoryError) or "can't allocate memory" in words or "CUDA error: out of memory" in words
+    return "host" if host else None
+
+
+def _failure(error: BaseException, progress: _Progress, ledger: Literal["device", "host"] | None) -> Failure:
     """Keeps the words of an exception and none of its frames, which hold the cache alive."""
     failure = Failure(
         type=type(error).__name__,
         message=str(error).strip()[:2000],
-        phase=f"{progress.pass_name}/{run.clock.phase}",
+        stage=progress.stage,
+        phase=None if progress.run is None else progress.run.clock.phase,
+        ledger=ledger,
     )
     error.__traceback__ = None
     error.__context__ = error.__cause__ = None

@@ -72,7 +72,11 @@ class FidelityMeter(LogitsProcessor):
         self._bit_equal = self._bit_equal and torch.equal(reference_BV, scores)
         baseline_BV = torch.log_softmax(reference_BV.double(), dim=-1)
         strategy_BV = torch.log_softmax(scores.double(), dim=-1)
-        self._kl_B.append((baseline_BV.exp() * (baseline_BV - strategy_BV)).sum(dim=-1).clamp_(min=0).cpu())
+        probability_BV = baseline_BV.exp()
+        # A token that the baseline rules out, at minus infinity, adds nothing: 0 * log 0 is 0 here.
+        terms_BV = torch.where(probability_BV > 0, probability_BV * (baseline_BV - strategy_BV), 0.0)
+        terms_BV = torch.where(probability_BV.isnan(), probability_BV, terms_BV)
+        self._kl_B.append(terms_BV.sum(dim=-1).clamp_(min=0).cpu())
         forced_B1 = self._tokens_BN[:, position : position + 1]
         nll_change_B1 = baseline_BV.gather(1, forced_B1) - strategy_BV.gather(1, forced_B1)
         self._nll_change_B.append(nll_change_B1[:, 0].cpu())

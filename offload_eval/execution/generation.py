@@ -8,6 +8,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
+from offload_eval.core.records import Phase
 from offload_eval.strategies.upstream import cache_argument
 
 
@@ -40,7 +41,7 @@ class TokenClock(BaseStreamer):
         """Nothing is held back."""
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         """Where generation is: `prefill` until the first token is on the host."""
         return "decode" if self.token_times else "prefill"
 

@@ -10,9 +10,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from offload_eval.core.experiment import Experiment, RunSpec
+from offload_eval.core.experiment import Experiment
 from offload_eval.errors import UnableError
-from offload_eval.execution.messages import PassStarted, Preflight, Ready, Refused, WorkerSetup
+from offload_eval.execution.messages import (
+    CellTask,
+    PassStarted,
+    Preflight,
+    Ready,
+    ReferenceTask,
+    Refused,
+    WorkerSetup,
+)
 from offload_eval.execution.worker import kill_descendants, preflight_main, worker_main
 
 _LOG_TAIL_LINES = 12
@@ -88,12 +96,6 @@ class WorkerProcess:
                 return message
             on_pass(message)
 
-    def close(self) -> None:
-        """Lets the child end by itself, and kills it when it does not."""
-        self._connection.close()
-        self._process.join(_KILL_WAIT_S)
-        self.kill()
-
     def kill(self) -> None:
         """Ends the child now, and what it has started."""
         if self._process.is_alive():
@@ -137,19 +139,15 @@ class Worker:
         """The worker's process id."""
         return self._process.pid
 
-    def measure(self, spec: RunSpec, on_pass: Callable[[PassStarted], None]) -> Any | Died | TimedOut:
-        """Runs one cell; after Died or TimedOut the worker is gone."""
+    def ask(self, task: CellTask | ReferenceTask, on_pass: Callable[[PassStarted], None]) -> Any | Died | TimedOut:
+        """Hands over a task and waits for its answer, or LoadFailed; after Died or TimedOut the worker is gone."""
         if not self._is_loaded:
             ready = self._process.answer(self._timeout_s, on_pass)
             if not isinstance(ready, Ready):
                 return ready
             self._is_loaded = True
-        self._process.send(spec)
+        self._process.send(task)
         return self._process.answer(self._timeout_s, on_pass)
-
-    def close(self) -> None:
-        """Lets the worker end."""
-        self._process.close()
 
     def kill(self) -> None:
         """Ends the worker now."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from offload_eval.core.experiment import CpuSpec, DeviceName, ModelSpec
+from offload_eval.core.experiment import CpuSpec, DeviceName, ModelSpec, RunSpec
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import Conditions, Evidence, Failure, FidelitySample, Status, TrialSample
 from offload_eval.core.shape import ModelFacts
@@ -25,8 +25,8 @@ class Preflight:
     model: ModelFacts
     prompts: dict[str, TokenArray]
     """Prompt tokens `[batch, prompt_tokens]` by workload label."""
-    refusals: dict[str, str | None]
-    """Why a strategy cannot run here, by strategy label; None where it can."""
+    refusals: dict[tuple[str, str], str | None]
+    """Why a strategy cannot run a workload here, by workload and strategy label; None where it can."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,28 @@ class WorkerSetup:
     compute_threads: int
     reference_dir: Path
     log_path: Path
+
+
+@dataclass(frozen=True)
+class ReferenceTask:
+    """Asks the baseline's worker for a workload's tokens and logits."""
+
+    spec: RunSpec
+
+
+@dataclass(frozen=True)
+class ReferenceDone:
+    """The answer: the files are written, or the log says why not."""
+
+    generate_s: float
+    """Time inside generate()."""
+
+
+@dataclass(frozen=True)
+class CellTask:
+    """Asks for one cell; the answer is a CellResult."""
+
+    spec: RunSpec
 
 
 @dataclass(frozen=True)
@@ -59,9 +81,7 @@ class PassStarted:
 class LoadFailed:
     """The model could not be loaded; no cell of this worker can run."""
 
-    type: str
-    message: str
-    out_of_memory: bool
+    failure: Failure
 
 
 @dataclass(frozen=True)

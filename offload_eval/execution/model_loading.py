@@ -13,6 +13,7 @@ from offload_eval.bounds.model_shape import model_shape
 from offload_eval.core.experiment import ModelSpec
 from offload_eval.core.shape import ModelFacts
 from offload_eval.errors import InputError, UnknownModelStructureError
+from offload_eval.units import MIB
 
 _RANDOM_WEIGHTS_SEED = 0
 """Every worker draws the same random weights, so that their logits can be compared."""
@@ -107,17 +108,25 @@ def _is_gguf(spec: ModelSpec) -> bool:
 
 
 def _fingerprint(spec: ModelSpec, config: Any) -> str:
-    """Sixteen hex digits over the config and the names and sizes of local weight files."""
-    content = {
-        key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "transformers_version")
-    }
-    parts = [json.dumps(content, sort_keys=True, default=str), spec.weights, spec.revision or ""]
-    parts.append(str(getattr(config, "_commit_hash", None)))
+    """Sixteen hex digits over the config and over local weight files: names, sizes, first and last MiB of each."""
+    content = config.to_dict()
+    for volatile in ("_name_or_path", "transformers_version"):
+        content.pop(volatile, None)
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode())
+    digest.update(f"{spec.weights} {spec.revision} {getattr(config, '_commit_hash', None)}".encode())
     source = Path(spec.source) if spec.source is not None else None
     if source is not None and source.exists():
-        files = [source] if source.is_file() else sorted(source.glob("*.safetensors"))
-        parts += [f"{file.name}:{file.stat().st_size}" for file in files]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        for file in [source] if source.is_file() else sorted(source.glob("*.safetensors")):
+            digest.update(f"{file.name} {file.stat().st_size}".encode())
+            digest.update(_ends(file))
+    return digest.hexdigest()[:16]
+
+
+def _ends(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        first = stream.read(MIB)
+        stream.seek(max(0, file.stat().st_size - MIB))
+        return first + stream.read()
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,20 +2,22 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
 from transformers import LogitsProcessor
 
 from offload_eval.core.experiment import RunSpec
-from offload_eval.core.records import FidelitySample, PhaseSample, TrialSample
+from offload_eval.core.records import FidelitySample, Phase, PhaseSample, TrialSample
 from offload_eval.execution.fidelity import FidelityMeter, ForcedTokens, LogitsRecorder
 from offload_eval.execution.generation import TokenClock, generate
 from offload_eval.execution.reference import ReferenceFiles
 from offload_eval.instruments.device import Device, Link
 from offload_eval.instruments.host_memory import HostMemoryMeter
 from offload_eval.strategies.base import CacheStrategy, kv_payload_bytes
+
+PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 
 
 @dataclass
@@ -48,8 +50,8 @@ class CellRun:
     ) -> tuple[torch.Tensor, Any]:
         """Builds a fresh cache, fills it with one generate(), and returns the tokens and the cache."""
         workload = self.spec.workload
-        cache = self.strategy.build_cache(self.model.config, link, workload.cached_tokens)
         self.clock = clock
+        cache = self.strategy.build_cache(self.model.config, link, workload.cached_tokens)
         started = time.perf_counter()
         try:
             tokens_BN = generate(
@@ -74,13 +76,15 @@ def warm_up(run: CellRun) -> None:
 
 
 def record_reference(run: CellRun) -> None:
-    """Runs the baseline freely, keeps its tokens and logits on disk, and forces the tokens from here on."""
+    """Runs the baseline freely and keeps its tokens on disk, and its logits where fidelity is wanted."""
     workload = run.spec.workload
-    shape_NBV = (workload.output_tokens, workload.batch_size, _vocab_size(run))
+    processors: list[LogitsProcessor] = []
+    if run.spec.measurement.fidelity:
+        shape_NBV = (workload.output_tokens, workload.batch_size, _vocab_size(run))
+        processors.append(LogitsRecorder(run.files.create_logits(shape_NBV)))
     with run.device.open_link(timed=False) as link:
-        tokens_BN, _ = run.generate(link, TokenClock(), [LogitsRecorder(run.files.create_logits(shape_NBV))])
+        tokens_BN, _ = run.generate(link, TokenClock(), processors)
     run.files.save_tokens(tokens_BN.cpu().numpy())
-    run.tokens_BN = tokens_BN
 
 
 def measure_fidelity(run: CellRun, prefill_chunk_tokens: int | None = None) -> FidelitySample:
@@ -110,7 +114,8 @@ def measure_timing(run: CellRun, trial: TrialSample) -> TrialSample:
 
 
 def measure_memory(run: CellRun, trial: TrialSample) -> TrialSample:
-    """Peaks by phase and the cache's payload; a streamed or offloaded cache's bytes over the link as well."""
+    """Peaks by phase and the cache's payload, from a clean allocator; bytes over the link, if the cache uses it."""
+    run.device.release()
     with run.device.open_link(timed=False) as link, HostMemoryMeter() as host:
         with run.device.measure_memory() as meter:
 
@@ -121,10 +126,11 @@ def measure_memory(run: CellRun, trial: TrialSample) -> TrialSample:
             _, cache = run.generate(link, TokenClock(begin_decode, meter.observe), run.forced())
         payload = kv_payload_bytes(cache, run.device.tier_of)
         pinned_requested, pinned_allocated = run.device.pinned_bytes()
+    moved = {phase: link.log.sample(phase) if run.strategy.uses_link else PhaseSample() for phase in PHASES}
     return msgspec.structs.replace(
         trial,
-        prefill=_merged(trial.prefill, meter.sample("prefill"), link.log.sample("prefill")),
-        decode=_merged(trial.decode, meter.sample("decode"), link.log.sample("decode")),
+        prefill=_merged(trial.prefill, meter.sample("prefill"), moved["prefill"]),
+        decode=_merged(trial.decode, meter.sample("decode"), moved["decode"]),
         kv_cache_device_bytes=payload["device"],
         kv_cache_host_bytes=payload["host"],
         peak_host_rss_bytes=host.peak_host_rss_bytes,

@@ -19,7 +19,11 @@ def run_preflight(experiment: Experiment) -> Preflight:
     device = resolve_device(experiment.device)
     config = load_config(experiment.model)
     model = read_model_facts(experiment.model, config)
-    refusals = {strategy.label: load_strategy(strategy).refusal(device, config) for strategy in experiment.strategies}
+    refusals = {
+        (workload.label, strategy.label): load_strategy(strategy).refusal(device, config, workload)
+        for workload in experiment.workloads
+        for strategy in experiment.strategies
+    }
     return Preflight(
         device=device,
         evidence="measured" if device == "cuda" else "emulated",

@@ -24,8 +24,9 @@ from offload_eval.execution.model_loading import load_tokenizer
 def prepare_prompts(experiment: Experiment, model: ModelFacts) -> dict[str, TokenArray]:
     """Builds `[batch, prompt_tokens]` token ids for every workload, keyed by its label.
 
-    Text is tokenized once, without special tokens, and cut into one piece for each session; the pieces of one
-    batch never overlap.
+    Text is tokenized once and cut into one piece for each session; the pieces of one batch never overlap. What
+    the tokenizer puts before any text, such as a beginning-of-sequence token, starts every prompt and counts in
+    its length.
 
     Raises:
         InputError: A workload is longer than the model's context, or needs more tokens than the text has.
@@ -41,8 +42,9 @@ def prepare_prompts(experiment: Experiment, model: ModelFacts) -> dict[str, Toke
             continue
         if workload.prompt not in texts:
             tokenizer = tokenizer or load_tokenizer(experiment.model)
-            texts[workload.prompt] = _tokenize(tokenizer, read_text(workload.prompt))
-        prompts[workload.label] = _cut(index, workload, texts[workload.prompt])
+            texts[workload.prompt] = _tokenize(tokenizer, read_text(workload.prompt), add_special_tokens=False)
+        opening = _tokenize(tokenizer, "", add_special_tokens=True)
+        prompts[workload.label] = _cut(index, workload, texts[workload.prompt], opening)
     return prompts
 
 
@@ -83,8 +85,9 @@ def _jsonl_field(path: str, number: int, line: str, field: str) -> str:
     return value
 
 
-def _tokenize(tokenizer: Any, text: str) -> TokenArray:
-    return np.asarray(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
+def _tokenize(tokenizer: Any, text: str, *, add_special_tokens: bool) -> TokenArray:
+    encoded = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+    return np.asarray(encoded["input_ids"], dtype=np.int64)
 
 
 def _check_context(index: int, workload: Workload, model: ModelFacts) -> None:
@@ -101,12 +104,15 @@ def _random_tokens(workload: Workload, vocab_size: int) -> TokenArray:
     return generator.integers(vocab_size, size=(workload.batch_size, workload.prompt_tokens), dtype=np.int64)
 
 
-def _cut(index: int, workload: Workload, tokens: TokenArray) -> TokenArray:
-    needed = workload.batch_size * workload.prompt_tokens
+def _cut(index: int, workload: Workload, tokens: TokenArray, opening: TokenArray) -> TokenArray:
+    piece_tokens = max(0, workload.prompt_tokens - len(opening))
+    needed = workload.batch_size * piece_tokens
     if needed > len(tokens):
         raise InputError(
-            f"workloads[{index}] ({workload.label}): batch_size * prompt_tokens = {needed:,}; allowed: at most "
-            f"{len(tokens):,}, the tokens of its text. Nothing is repeated."
+            f"workloads[{index}] ({workload.label}): batch_size * prompt_tokens needs {needed:,} tokens of text; "
+            f"allowed: at most {len(tokens):,}, all that its text has. Nothing is repeated."
         )
     start = workload.seed * needed % (len(tokens) - needed + 1)
-    return tokens[start : start + needed].reshape(workload.batch_size, workload.prompt_tokens)
+    pieces = tokens[start : start + needed].reshape(workload.batch_size, piece_tokens)
+    openings = np.broadcast_to(opening, (workload.batch_size, len(opening)))
+    return np.concatenate([openings, pieces], axis=1)[:, : workload.prompt_tokens].copy()

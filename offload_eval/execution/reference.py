@@ -12,12 +12,20 @@ from offload_eval.execution.messages import TokenArray
 
 
 class ReferenceFiles:
-    """One workload's prompt, reference tokens and reference logits."""
+    """The prompt, reference tokens and reference logits that all cells with one `RunSpec.reference_key` share."""
 
-    def __init__(self, directory: Path, workload_label: str) -> None:
-        self.prompt = directory / f"{workload_label}.prompt.npy"
-        self.tokens = directory / f"{workload_label}.tokens.npy"
-        self.logits = directory / f"{workload_label}.logits.npy"
+    def __init__(self, directory: Path, reference_key: str) -> None:
+        self.prompt = directory / f"{reference_key}.prompt.npy"
+        self.tokens = directory / f"{reference_key}.tokens.npy"
+        self.logits = directory / f"{reference_key}.logits.npy"
+
+    def is_complete(self, *, with_logits: bool) -> bool:
+        """Whether the baseline has left all that a cell needs."""
+        return self.tokens.exists() and (self.logits.exists() or not with_logits)
+
+    def save_prompt(self, tokens: TokenArray) -> None:
+        """Writes the prompt, whole or not at all."""
+        _save_tokens(self.prompt, tokens)
 
     def load_prompt(self) -> TokenArray:
         """The prompt `[batch, prompt_tokens]`."""
@@ -39,13 +47,17 @@ class ReferenceFiles:
 
     def save_tokens(self, tokens: TokenArray) -> None:
         """Writes the tokens, last of all: a reference whose tokens exist is complete."""
-        partial = self.tokens.with_suffix(".partial.npy")
-        np.save(partial, tokens)
-        partial.replace(self.tokens)
+        _save_tokens(self.tokens, tokens)
 
     def drop_logits(self) -> None:
         """Removes the logits, which are large and serve no finished run."""
         self.logits.unlink(missing_ok=True)
+
+
+def _save_tokens(path: Path, tokens: TokenArray) -> None:
+    partial = path.with_suffix(".partial.npy")
+    np.save(partial, tokens)
+    partial.replace(path)
 
 
 def _load_tokens(path: Path) -> TokenArray:

@@ -1,18 +1,34 @@
 """Runs every cell of an experiment, one worker process a strategy, and keeps a record of each."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
-import numpy as np
+import msgspec
 
 from offload_eval.core.experiment import Experiment, RunSpec, content_hash
-from offload_eval.core.records import Failure, RunRecord
+from offload_eval.core.records import Failure, RunRecord, Status
+from offload_eval.errors import UnableError
 from offload_eval.execution.launcher import Died, TimedOut, Worker
-from offload_eval.execution.messages import CellResult, LoadFailed, PassStarted, Preflight, WorkerSetup
+from offload_eval.execution.messages import (
+    CellResult,
+    CellTask,
+    LoadFailed,
+    PassStarted,
+    Preflight,
+    ReferenceDone,
+    ReferenceTask,
+    WorkerSetup,
+)
 from offload_eval.execution.reference import ReferenceFiles
 from offload_eval.store.run_directory import FINISHED, RunDirectory
+from offload_eval.units import format_bytes
+
+_FLOAT32_BYTES: Final = 4
 
 
 class SessionObserver(Protocol):
@@ -37,6 +53,7 @@ def expand_cells(experiment: Experiment, preflight: Preflight) -> list[RunSpec]:
             experiment=experiment.name,
             model=experiment.model,
             model_fingerprint=preflight.model.fingerprint,
+            prompt_fingerprint=hashlib.sha256(preflight.prompts[workload.label].tobytes()).hexdigest()[:16],
             device=preflight.device,
             cpu=experiment.cpu,
             budget=experiment.budget,
@@ -61,56 +78,83 @@ class Session:
         self._directory = directory
         self._observer = observer
         self._worker: Worker | None = None
-        self._new_references: set[str] = set()
-        """Labels of the workloads whose baseline has run in this session."""
+        self._reference_s: dict[str, float] = {}
+        """Time inside generate() that recording a reference took, by its key; charged to the baseline's cell."""
 
     def run(self, cells: Sequence[RunSpec]) -> None:
         """Runs the cells that are not finished, and appends a record as each one ends.
 
-        A baseline that had failed and runs again may leave tokens that were not there before: cells that ran
-        without them then run once more.
+        Raises:
+            UnableError: The disk cannot hold the baseline's logits.
         """
         records = {record.run_id: record for record in self._directory.records()}
-        self._write_prompts()
+        self._write_prompts(cells)
         try:
+            self._record_references([spec for spec in cells if self._must_run(spec, records)])
             for _, strategy_cells in groupby(cells, key=lambda spec: spec.strategy):
-                missing = [spec for spec in strategy_cells if self._must_run(spec, records.get(content_hash(spec)))]
-                self._run_strategy(missing)
+                for spec in strategy_cells:
+                    if self._must_run(spec, records):
+                        self._keep(spec, self._run_cell(spec))
+                self._drop_worker()
         finally:
-            self._drop_worker(kill=True)
+            self._drop_worker()
         if all(content_hash(spec) in self._directory.finished_run_ids() for spec in cells):
-            for workload in self._experiment.workloads:
-                self._reference(workload.label).drop_logits()
+            for spec in cells:
+                self._files(spec).drop_logits()
 
-    def _must_run(self, spec: RunSpec, record: RunRecord | None) -> bool:
+    def _must_run(self, spec: RunSpec, records: Mapping[str, RunRecord]) -> bool:
+        """A cell that ran without the baseline's tokens runs again once there are some."""
+        record = records.get(content_hash(spec))
         if record is None or record.status not in FINISHED:
             return True
-        ran_without_tokens = record.status != "unsupported" and record.fidelity is None
-        return ran_without_tokens and spec.workload.label in self._new_references
+        return record.conditions.forced_tokens is False and self._has_reference(spec)
 
-    def _run_strategy(self, cells: Sequence[RunSpec]) -> None:
-        for spec in cells:
-            self._observer.cell_started(spec)
-            result = self._run_cell(spec)
-            record = self._record(spec, result)
-            self._directory.append(record)
-            self._observer.cell_finished(record)
-            if spec.is_baseline and self._reference(spec.workload.label).tokens.exists():
-                self._new_references.add(spec.workload.label)
-        self._drop_worker(kill=False)
+    def _record_references(self, missing: Sequence[RunSpec]) -> None:
+        """Has the baseline leave its tokens and logits for every workload that lacks them."""
+        without = {spec.reference_key: spec for spec in missing if not self._has_reference(spec)}
+        _require_disk(self._directory.reference_dir, sum(map(self._logits_bytes, without.values())))
+        for spec in without.values():
+            baseline = msgspec.structs.replace(spec, strategy=spec.baseline)
+            if self._refusal(baseline) is None:
+                self._observer.cell_started(baseline)
+                answer = self._ask(ReferenceTask(baseline), self._observer.pass_started)
+                if isinstance(answer, ReferenceDone):
+                    self._reference_s[spec.reference_key] = answer.generate_s
+        if any(not spec.is_baseline for spec in missing[:1]):
+            self._drop_worker()
+
+    def _has_reference(self, spec: RunSpec) -> bool:
+        return self._files(spec).is_complete(with_logits=spec.measurement.fidelity)
+
+    def _logits_bytes(self, spec: RunSpec) -> int:
+        values = spec.workload.output_tokens * spec.workload.batch_size * self._preflight.model.vocab_size
+        return values * _FLOAT32_BYTES if spec.measurement.fidelity else 0
+
+    def _keep(self, spec: RunSpec, result: CellResult) -> None:
+        record = self._record(spec, result)
+        self._directory.append(record)
+        self._observer.cell_finished(record)
 
     def _run_cell(self, spec: RunSpec) -> CellResult:
-        refusal = self._preflight.refusals[spec.strategy.label]
-        if refusal is not None:
-            return _ended("unsupported", Failure(type="Unsupported", message=refusal, phase="support"))
-        watch = _PassWatch(self._observer.pass_started)
+        self._observer.cell_started(spec)
+        if (refusal := self._refusal(spec)) is not None:
+            return _ended("unsupported", Failure(type="Unsupported", message=refusal, stage="support"))
+        watch = _StageWatch(self._observer.pass_started)
         started = datetime.now(UTC)
+        answer = self._ask(CellTask(spec), watch)
+        return answer if isinstance(answer, CellResult) else _failed_result(answer, watch.stage, started)
+
+    def _ask(self, task: CellTask | ReferenceTask, on_pass: Callable[[PassStarted], None]) -> Any:
+        """Asks the strategy's worker, which is started for its first task; one that cannot go on is dropped."""
+        spec = task.spec
         self._worker = self._worker or Worker(self._setup(spec), spec.measurement.cell_timeout_s)
-        answer = self._worker.measure(spec, watch)
-        if isinstance(answer, CellResult):
-            return answer
-        self._drop_worker(kill=True)
-        return _failed_result(answer, watch.pass_name, started)
+        answer = self._worker.ask(task, on_pass)
+        if not isinstance(answer, CellResult | ReferenceDone):
+            self._drop_worker()
+        return answer
+
+    def _refusal(self, spec: RunSpec) -> str | None:
+        return self._preflight.refusals[spec.workload.label, spec.strategy.label]
 
     def _setup(self, spec: RunSpec) -> WorkerSetup:
         cores = self._preflight.machine.cpu_cores
@@ -124,15 +168,17 @@ class Session:
             log_path=self._directory.logs_dir / f"{spec.strategy.label}.log",
         )
 
-    def _drop_worker(self, *, kill: bool) -> None:
+    def _drop_worker(self) -> None:
+        """Ends the worker; its answers are here already."""
         if self._worker is not None:
-            if kill:
-                self._worker.kill()
-            else:
-                self._worker.close()
+            self._worker.kill()
         self._worker = None
 
     def _record(self, spec: RunSpec, result: CellResult) -> RunRecord:
+        conditions, generate_s = result.conditions, result.conditions.generate_s
+        if spec.is_baseline and generate_s is not None:
+            generate_s += self._reference_s.pop(spec.reference_key, 0.0)
+            conditions = msgspec.structs.replace(conditions, generate_s=generate_s)
         return RunRecord(
             run_id=content_hash(spec),
             spec=spec,
@@ -143,48 +189,56 @@ class Session:
             failure=result.failure,
             trials=result.trials,
             fidelity=result.fidelity,
-            conditions=result.conditions,
+            conditions=conditions,
             started_at_utc=result.started_at_utc,
             duration_s=result.duration_s,
         )
 
-    def _reference(self, workload_label: str) -> ReferenceFiles:
-        return ReferenceFiles(self._directory.reference_dir, workload_label)
+    def _files(self, spec: RunSpec) -> ReferenceFiles:
+        return ReferenceFiles(self._directory.reference_dir, spec.reference_key)
 
-    def _write_prompts(self) -> None:
-        for label, tokens in self._preflight.prompts.items():
-            path = self._reference(label).prompt
-            if not path.exists():
-                np.save(path, tokens)
+    def _write_prompts(self, cells: Sequence[RunSpec]) -> None:
+        for spec in cells:
+            files = self._files(spec)
+            if not files.prompt.exists():
+                files.save_prompt(self._preflight.prompts[spec.workload.label])
 
 
-class _PassWatch:
-    """Remembers the pass a cell was in, for the record of a worker that cannot tell any more."""
+class _StageWatch:
+    """Remembers where a cell was, for the record of a worker that cannot tell any more."""
 
     def __init__(self, forward: Callable[[PassStarted], None]) -> None:
-        self.pass_name = "load"
+        self.stage = "load"
         self._forward = forward
 
     def __call__(self, event: PassStarted) -> None:
-        self.pass_name = event.name
+        self.stage = event.name
         self._forward(event)
 
 
-def _failed_result(answer: Any, pass_name: str, started: datetime) -> CellResult:
+def _require_disk(directory: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(directory).free
+    if needed_bytes > free_bytes:
+        raise UnableError(
+            f"{directory}: the baseline's logits need {format_bytes(needed_bytes)}, and {format_bytes(free_bytes)} "
+            "are free; choose another --out, shorter outputs, or measurement.fidelity: false"
+        )
+
+
+def _failed_result(answer: Any, stage: str, started: datetime) -> CellResult:
     match answer:
-        case LoadFailed(type=kind, message=message, out_of_memory=out_of_memory):
-            failure = Failure(type=kind, message=message, phase="load")
-            return _ended("oom" if out_of_memory else "failed", failure, started)
+        case LoadFailed(failure=failure):
+            return _ended("failed" if failure.ledger is None else "oom", failure, started)
         case TimedOut(after_s=after_s):
             message = f"no result within cell_timeout_s = {after_s:g}; the worker was killed"
-            return _ended("timeout", Failure(type="Timeout", message=message, phase=pass_name), started)
+            return _ended("timeout", Failure(type="Timeout", message=message, stage=stage), started)
         case Died() as died:
-            return _ended("failed", Failure(type="WorkerDied", message=died.message, phase=pass_name), started)
+            return _ended("failed", Failure(type="WorkerDied", message=died.message, stage=stage), started)
         case _:
             raise AssertionError(answer)
 
 
-def _ended(status: Any, failure: Failure, started: datetime | None = None) -> CellResult:
+def _ended(status: Status, failure: Failure, started: datetime | None = None) -> CellResult:
     now = datetime.now(UTC)
     began = started or now
     return CellResult(

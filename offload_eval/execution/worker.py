@@ -6,17 +6,26 @@ import multiprocessing
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
+import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from offload_eval.core.experiment import Experiment, RunSpec
-from offload_eval.core.records import Conditions
+from offload_eval.core.experiment import Experiment
+from offload_eval.core.records import Conditions, Failure
 from offload_eval.errors import OffloadEvalError, UnableError
-from offload_eval.execution.messages import LoadFailed, PassStarted, Ready, Refused, WorkerSetup
+from offload_eval.execution.messages import (
+    CellTask,
+    LoadFailed,
+    PassStarted,
+    Ready,
+    ReferenceDone,
+    ReferenceTask,
+    Refused,
+    WorkerSetup,
+)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -35,11 +44,11 @@ def preflight_main(connection: Connection, experiment: Experiment, log_path: Pat
 
 
 def worker_main(connection: Connection, setup: WorkerSetup) -> None:
-    """Body of a worker; answers every RunSpec with a CellResult until the connection closes."""
+    """Body of a worker; answers every task until the connection closes."""
     become_worker(setup.log_path)
     import torch
 
-    from offload_eval.execution.cell import measure_cell
+    from offload_eval.execution.cell import exhausted_ledger, measure_cell, record_reference
     from offload_eval.execution.devices import open_device
     from offload_eval.execution.model_loading import load_model
     from offload_eval.instruments.contention import measure_contention
@@ -50,11 +59,14 @@ def worker_main(connection: Connection, setup: WorkerSetup) -> None:
     started = time.perf_counter()
     try:
         model = load_model(setup.model, device.torch_device)
+        device.adopt(model)
+        with torch.inference_mode():  # libraries take their workspaces now, not out of the first cell's memory
+            model(torch.zeros(1, 2, dtype=torch.long, device=device.torch_device))
     except Exception as error:
-        out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        connection.send(LoadFailed(type(error).__name__, str(error).strip()[:2000], out_of_memory))
+        ledger = exhausted_ledger(error)
+        failure = Failure(type=type(error).__name__, message=str(error).strip()[:2000], stage="load", ledger=ledger)
+        connection.send(LoadFailed(failure))
         return
-    device.adopt(model)
     conditions = Conditions(
         compute_threads=setup.compute_threads,
         contention_ratio=contention_ratio,
@@ -68,10 +80,19 @@ def worker_main(connection: Connection, setup: WorkerSetup) -> None:
 
     while True:
         try:
-            spec: RunSpec = connection.recv()
+            task: CellTask | ReferenceTask = connection.recv()
         except EOFError:
             return
-        connection.send(measure_cell(spec, model, device, setup.reference_dir, conditions, report))
+        if isinstance(task, CellTask):
+            connection.send(measure_cell(task.spec, model, device, setup.reference_dir, conditions, report))
+            continue
+        report("reference", 0, 1)
+        try:
+            generate_s = record_reference(task.spec, model, device, setup.reference_dir)
+        except Exception:  # the baseline's own cell will meet it too, and record it
+            traceback.print_exc()
+            generate_s = 0.0
+        connection.send(ReferenceDone(generate_s))
 
 
 def kill_descendants(worker_pid: int) -> None:
@@ -110,8 +131,6 @@ def become_worker(log_path: Path | None) -> None:
     log = os.open(log_path or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
-    # Upstream's quantizers look for ninja on the PATH; pip puts it beside the interpreter.
-    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import transformers
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal
 
 import torch
 
@@ -55,7 +54,7 @@ class CpuLink:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.shutdown(wait=True, cancel_futures=exc_info[0] is not None)
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Allocates an uninitialized buffer that counts in the host tier alone."""
@@ -111,13 +110,14 @@ class CpuMemoryMeter:
 
     def __init__(self, memory: TieredMemory) -> None:
         self._memory = memory
-        self._prefill_peak_bytes: int | None = None
-        self._peak_bytes = 0
+        self._phase: Phase = "prefill"
+        self._peaks_bytes: dict[Phase, int] = {}
         memory.device.restart_peak()
 
     def begin_decode(self) -> None:
         """Keeps the prefill peak and restarts the counter."""
-        self._prefill_peak_bytes = self._memory.device.peak_bytes
+        self.close()
+        self._phase = "decode"
         self._memory.device.restart_peak()
 
     def observe(self) -> None:
@@ -125,13 +125,11 @@ class CpuMemoryMeter:
 
     def close(self) -> None:
         """Keeps the peak of the phase that was running."""
-        self._peak_bytes = self._memory.device.peak_bytes
+        self._peaks_bytes[self._phase] = self._memory.device.peak_bytes
 
-    def sample(self, phase: Literal["prefill", "decode"]) -> PhaseSample:
-        """The phase's peak; a CPU has no reserved or device-wide figure."""
-        if phase == "prefill":
-            return PhaseSample(peak_allocated_bytes=self._prefill_peak_bytes)
-        return PhaseSample(peak_allocated_bytes=self._peak_bytes)
+    def sample(self, phase: Phase) -> PhaseSample:
+        """The phase's peak, None where it was not reached; a CPU has no reserved or device-wide figure."""
+        return PhaseSample(peak_allocated_bytes=self._peaks_bytes.get(phase))
 
 
 class CpuDevice:

@@ -102,7 +102,7 @@ class LiveStorageTracker(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs the operator, then enters what it returned."""
-        if any(t.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for t in types):
+        if any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types):
             # A wrapper subclass runs its inner operators itself; with the mode on, those come here one by one.
             return NotImplemented
         result = func(*args, **(kwargs or {}))

@@ -31,14 +31,36 @@ def show_bytes(size_bytes: float | None, scale: ByteScale) -> str:
     return show_number(None if size_bytes is None else size_bytes / scale.bytes)
 
 
-def show_ms(seconds: float | None) -> str:
+def show_ms(seconds: float | None, digits: int = 4) -> str:
     """Shows seconds as milliseconds, without the unit."""
-    return show_number(None if seconds is None else seconds * 1000)
+    return show_number(None if seconds is None else seconds * 1000, digits)
+
+
+def show_percent(ratio: float) -> str:
+    """Shows a share in percent to one decimal; only a share of 1 is 100 %, and only one of 0 is 0 %."""
+    if ratio in (0, 1):
+        return f"{ratio:.0%}".replace("%", " %")
+    return f"{min(max(round(100 * ratio, 1), 0.1), 99.9):g} %"
 
 
 def show_count(count: int | None) -> str:
     """Shows a whole number with its thousands apart."""
     return MISSING if count is None else f"{count:,}"
+
+
+def show_share(count: int, planned: int) -> str:
+    """Shows how many of the plan there are."""
+    return f"{count:,} of {planned:,}"
+
+
+def show_text(text: str | None) -> str:
+    """Shows words as they are."""
+    return MISSING if text is None else text
+
+
+def show_yes_no(truth: bool | None) -> str:
+    """Shows a truth value."""
+    return MISSING if truth is None else "yes" if truth else "no"
 
 
 def show_number(value: float | None, digits: int = 4) -> str:

@@ -1,9 +1,10 @@
-"""How each column of a report is obtained, and how the report is made again."""
+"""How each column of a report is obtained, and how the report is made again. Only what the plan asks for is told."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
-from offload_eval.analysis.capacity import MEASURED_SESSIONS_ASSUMPTION
+from offload_eval.analysis.capacity import SESSIONS_BY_PEAK_ASSUMPTION
+from offload_eval.analysis.cells import ran_on_own_tokens
 from offload_eval.analysis.statistics import CONFIDENCE
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.records import RunRecord
@@ -12,70 +13,138 @@ from offload_eval.reporting.sentences import EVIDENCE_WORDS
 
 RUN: Final = "run"
 """Stands for the rungs of the records."""
-METHODS: Final[tuple[tuple[str, str, str, str], ...]] = (
-    (
+
+
+class Method(NamedTuple):
+    """How one column, or a few that belong together, comes about."""
+
+    columns: str
+    rung: str
+    formula: str
+    reading: str
+    of_fidelity: bool = False
+    """Whether the column exists only where fidelity is planned."""
+
+
+METHODS: Final = (
+    Method(
         "analytic sessions",
         "analytic",
         "(device - weights - runtime - reserve - fixed KV) // KV device bytes per session",
         "An upper bound: see the assumptions of the analytic card.",
     ),
-    (
-        "measured sessions",
+    Method(
+        "sessions by peak",
         f"{RUN}, extrapolated",
-        "(device - weights - runtime - reserve) // ceil((max(prefill peak, decode peak) - weights) / batch_size)",
-        MEASURED_SESSIONS_ASSUMPTION,
+        "(device - start - runtime - reserve) // ceil((max(prefill peak, decode peak) - start) / batch_size)",
+        f"{SESSIONS_BY_PEAK_ASSUMPTION} start: baseline_bytes, live before any session (weights, library "
+        "workspaces), or the weights where it was not counted; weights that the budget states take its place there.",
     ),
-    (
+    Method(
         "prefill peak, decode peak",
         RUN,
-        "peak_allocated_bytes",
+        "max over trials of peak_allocated_bytes",
         "Highest live device bytes of the phase, weights included; prefill ends when the first token is on the host.",
     ),
-    (
+    Method(
         "KV device, KV host",
         RUN,
         "kv_cache_device_bytes, kv_cache_host_bytes",
         "Payload of the cache's tensors for the whole batch when generation ends, scales and zero points included.",
     ),
-    ("TTFT", RUN, "median(ttft_s)", "From the call of generate() to the first token on the host."),
-    (
+    Method("TTFT", RUN, "median(ttft_s)", "From the call of generate() to the first token on the host."),
+    Method(
         "TPOT",
         RUN,
         "median((e2e_latency_s - ttft_s) / (output_tokens - 1))",
         "The first token is not in it; one step serves the whole batch.",
     ),
-    ("tokens/s", RUN, "median(batch_size * output_tokens / e2e_latency_s)", "Prefill is in it."),
-    (
+    Method("tokens/s", RUN, "median(batch_size * output_tokens / e2e_latency_s)", "Prefill is in it."),
+    Method(
         "moved/token",
         RUN,
         "(decode h2d_bytes + decode d2h_bytes) / ((output_tokens - 1) * batch_size)",
-        "Both directions, for each token of each session.",
+        "Both directions, for each token of each session; of strategies that use the link.",
     ),
-    (
+    Method(
         "exposed/token",
         RUN,
         "decode exposed_transfer_s / (output_tokens - 1)",
         "Time of a step in which computation waited for copies; comparable with TPOT.",
     ),
-    (
-        "mean KL",
+    Method(
+        "mean KL, max KL",
         RUN,
-        "mean(KL(baseline || strategy))",
-        "Over output positions, on the same tokens. In the baseline's row: the noise floor.",
+        "mean, max(KL(baseline || strategy))",
+        "On the same tokens: the mean over output positions, the highest over positions and sessions.",
+        of_fidelity=True,
     ),
-    (
+    Method(
+        "noise floor",
+        RUN,
+        "mean(KL(baseline || baseline prefilled in chunks))",
+        "Of the workload; no error of the baseline, which has no KL of its own.",
+        of_fidelity=True,
+    ),
+    Method(
         "top-1",
         RUN,
         "top1_agreement_ratio",
-        "Share of positions with the same most likely token; 1.0 is all. In the baseline's row: at the noise floor.",
+        "Share of positions with the same most likely token; 1.0 is all.",
+        of_fidelity=True,
+    ),
+    Method(
+        "NLL change",
+        RUN,
+        "nll_change_nats",
+        "Mean negative log likelihood of the forced tokens, strategy minus baseline.",
+        of_fidelity=True,
+    ),
+    Method(
+        "first divergence",
+        RUN,
+        "min(first_divergence_tokens)",
+        "The output position, counted from 0, where free-running greedy output would first differ, over all sessions.",
+        of_fidelity=True,
+    ),
+    Method(
+        "top-1 margin",
+        RUN,
+        "baseline_top1_margin_nats",
+        "The baseline's smallest lead of its chosen token over the runner-up: how fragile top-1 is.",
+        of_fidelity=True,
+    ),
+    Method("bit-equal", RUN, "bit_equal", "Whether every logit is identical.", of_fidelity=True),
+    Method(
+        "host RSS peak, pinned asked, pinned allocated",
+        RUN,
+        "peak_host_rss_bytes, pinned_requested_bytes, pinned_allocated_bytes",
+        "Of the worker, model included; the pinned allocator rounds up what it is asked for.",
+    ),
+    Method(
+        "H2D busy/step, D2H busy/step",
+        RUN,
+        "decode h2d_busy_s, decode d2h_busy_s / (output_tokens - 1)",
+        "Time the link copied for one step of the whole batch, hidden behind computation or not.",
+    ),
+    Method(
+        "reserved, device used",
+        RUN,
+        "max over trials of peak_reserved_bytes, peak_device_used_bytes",
+        "What the allocator held from the device; what the whole device had in use, other processes included.",
+    ),
+    Method(
+        "alloc retries",
+        RUN,
+        "sum over trials of num_alloc_retries",
+        "Times the allocator freed its cached blocks to serve a request.",
     ),
 )
-"""Column, rung, formula, how to read it."""
 
 
 def render_method(experiment: Experiment, records: Sequence[RunRecord]) -> str:
     """How every number came about: the passes, then each column with its rung and formula."""
-    return "\n\n".join([bullets(_passes(experiment)), _columns(records)])
+    return "\n\n".join([bullets(_passes(experiment, records)), _columns(experiment, records)])
 
 
 def render_evidence(records: Sequence[RunRecord]) -> str:
@@ -84,34 +153,64 @@ def render_evidence(records: Sequence[RunRecord]) -> str:
     return "\n\n".join(f"Evidence: {EVIDENCE_WORDS[rung]}." for rung in rungs)
 
 
-def _columns(records: Sequence[RunRecord]) -> str:
+def _columns(experiment: Experiment, records: Sequence[RunRecord]) -> str:
     rungs = ", ".join(dict.fromkeys(record.evidence for record in records)) or "none yet"
     rows = [
-        [column, rung.replace(RUN, rungs), Verbatim(f"{code(formula)}. {escape(how)}")]
-        for column, rung, formula, how in METHODS
+        [each.columns, each.rung.replace(RUN, rungs), Verbatim(f"{code(each.formula)}. {escape(each.reading)}")]
+        for each in METHODS
+        if experiment.measurement.fidelity or not each.of_fidelity
     ]
     return render_table(["column", "rung", "how"], rows, "lll")
 
 
-def _passes(experiment: Experiment) -> list[str]:
+def _passes(experiment: Experiment, records: Sequence[RunRecord]) -> list[str]:
     plan = experiment.measurement
-    fidelity = "one fidelity pass" if plan.fidelity else "no fidelity pass"
+    fidelity = ", and one that compares logits" if plan.fidelity else ""
+    besides = ", besides the fidelity pass, which warms up too" if plan.fidelity else ""
     return [
-        f"Passes are separate, each one full-length generate(): {plan.trials} for time with nothing else "
-        f"attached, {plan.memory_trials} for memory, {plan.transfer_trials} for transfers, and {fidelity}. "
-        "Memory and transfer columns come from the first trial that has them.",
-        f"Warm-up: {plan.warmups} full-length runs before anything is timed, besides the fidelity pass, "
-        "which warms up too.",
-        f"Forced tokens: the greedy tokens of {experiment.baseline} are recorded once and given to every "
-        "strategy, so that all do the same work and logits compare position by position. EOS is off and "
-        "the count is checked.",
-        "Noise floor: the baseline against itself, prefilled in chunks of "
-        f"{plan.noise_floor_chunk_tokens} tokens (a shorter prompt in about halves).",
+        "Passes are separate, each one full-length generate(). The plan for each cell: "
+        f"{plan.trials} for time with nothing else attached, {plan.memory_trials} for memory, "
+        f"{plan.transfer_trials} for transfers where the strategy uses the link{fidelity}. A column of trials says "
+        "how many of the plan there are. Over several trials peaks are the maximum, bytes and times the median.",
+        f"Warm-up: {plan.warmups} full-length runs before anything is timed{besides}.",
+        _forced_tokens(experiment, records),
+        *([_noise_floor(records)] if plan.fidelity else []),
         "Interval: two order statistics that hold the true median with the stated coverage, at least "
         f"{CONFIDENCE:.0%}; below six trials there is none, and the range is minimum to maximum. ITL "
         "percentiles are nearest-rank, over all trials together.",
         "A dash is a number that does not exist: not measured, not defined, or not known. It is never zero.",
     ]
+
+
+def _forced_tokens(experiment: Experiment, records: Sequence[RunRecord]) -> str:
+    own = [record.spec.label for record in records if ran_on_own_tokens(record)]
+    given = f"Forced tokens: the greedy tokens of {experiment.baseline} are recorded once and given to "
+    compared = " and logits compare position by position" if experiment.measurement.fidelity else ""
+    to_whom = (
+        f"the other strategies, except for {', '.join(own)}, which ran on tokens of their own: other work, "
+        "compared with nothing"
+        if own
+        else f"every strategy, so that all do the same work{compared}"
+    )
+    return f"{given}{to_whom}. EOS is off and the count is checked."
+
+
+def _noise_floor(records: Sequence[RunRecord]) -> str:
+    """Chunk sizes are those that the baselines were prefilled in; where none is known, none is given."""
+    floors = [record for record in records if record.spec.is_baseline and record.fidelity is not None]
+    sizes = {record.spec.workload.label: record.conditions.noise_floor_chunk_tokens for record in floors}
+    known = {workload: size for workload, size in sizes.items() if size is not None}
+    return f"Noise floor: the baseline against itself, prefilled in chunks{_sizes(known.items())}."
+
+
+def _sizes(known: Iterable[tuple[str, int]]) -> str:
+    workloads: dict[int, list[str]] = {}
+    for workload, size in known:
+        workloads.setdefault(size, []).append(workload)
+    if len(workloads) == 1:
+        return f" of {next(iter(workloads)):,} tokens"
+    parts = [f"{size:,} tokens ({', '.join(labels)})" for size, labels in workloads.items()]
+    return f" of {', '.join(parts)}" if parts else ""
 
 
 def render_reproduction(records: Sequence[RunRecord]) -> str:

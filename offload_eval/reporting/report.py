@@ -8,7 +8,8 @@ from offload_eval.analysis.findings import find
 from offload_eval.core.experiment import Experiment, ModelSpec
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord
-from offload_eval.reporting.display import MISSING, one_line, show_count
+from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
+from offload_eval.reporting.display import MISSING, one_line, show_count, show_share
 from offload_eval.reporting.grid import Cell, experiment_cells, recorded
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
@@ -59,6 +60,8 @@ def write_report(directory: Path, experiment: Experiment, records: Sequence[RunR
     texts = {
         directory / "report.md": render_report(experiment, records),
         tables / "strategies.csv": strategy_frame(ordered).to_csv(index=False),
+        tables / "fidelity.csv": fidelity_frame(ordered).to_csv(index=False),
+        tables / "host.csv": host_frame(ordered).to_csv(index=False),
         tables / "analytic.csv": analytic_frame(ordered).to_csv(index=False),
         tables / "trials.csv": trials_frame(ordered).to_csv(index=False),
     }
@@ -179,7 +182,7 @@ def _cell_row(cell: Cell) -> list[str]:
         cell.strategy,
         record.status,
         code(record.run_id),
-        show_count(len(record.trials)),
+        show_share(len(record.trials), record.spec.measurement.trials),
         record.started_at_utc,
         format_duration(record.duration_s),
     ]

@@ -1,27 +1,29 @@
-"""What each strategy buys and what a token then costs, in plain English. Nothing beyond the numbers is said.
+"""What each strategy buys, what a token then costs and what comes out, in plain English: one text a cell.
 
-A clause whose number is missing is left out or says so; a ratio is never formed without both of its sides.
-The text is plain: whoever puts it into Markdown or on a terminal escapes it there.
+A clause whose number is missing is left out; a ratio is never formed without both of its sides. Nothing beyond the
+numbers is said. The text is plain: whoever puts it into Markdown or on a terminal escapes it there.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from offload_eval.analysis.capacity import analytic_bound, measured_sessions
+from offload_eval.analysis.capacity import analytic_sessions, sessions_by_peak
 from offload_eval.analysis.cells import (
     bytes_moved_per_token,
     exposed_s_per_token,
     latest_records,
     mean_kl_nats,
     merged_sample,
+    noise_floor_nats,
+    ran_on_own_tokens,
 )
 from offload_eval.analysis.comparison import compare_with_baseline
-from offload_eval.analysis.rules_outcomes import failure_reason
-from offload_eval.analysis.statistics import median_of, summarize_tpot, summarize_ttft
+from offload_eval.analysis.rules_outcomes import failure_reason, out_of_memory_words
+from offload_eval.analysis.statistics import median_of, summarize_tpot
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.judgement import Comparison
 from offload_eval.core.records import Evidence, RunRecord
-from offload_eval.reporting.display import one_line, show_ms, show_number
+from offload_eval.reporting.display import one_line, show_ms, show_number, show_percent
 from offload_eval.reporting.grid import Cell, experiment_cells
 from offload_eval.units import format_bytes
 
@@ -33,13 +35,14 @@ EVIDENCE_WORDS: Final[dict[Evidence, str]] = {
 }
 REASON_CHARACTERS: Final = 300
 """Of a failure's text; the record has all of it."""
+_DIGITS: Final = 3
 
 
 def workload_sentences(experiment: Experiment, records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
     """Says for each workload what every strategy buys against the baseline and what each token then costs.
 
     Returns:
-        Workload label to sentences, both in the experiment's order.
+        Workload label to one text a cell, of at most three sentences, both in the experiment's order.
     """
     by_run = {record.run_id: record for record in latest_records(records)}
     comparisons = {comparison.run_id: comparison for comparison in compare_with_baseline(records)}
@@ -47,95 +50,113 @@ def workload_sentences(experiment: Experiment, records: Sequence[RunRecord]) -> 
     for cell in experiment_cells(experiment, records):
         comparison = comparisons.get(cell.record.run_id) if cell.record else None
         baseline = by_run[comparison.baseline_run_id] if comparison else None
-        said[cell.workload] = (*said.get(cell.workload, ()), *_cell_sentences(cell, comparison, baseline))
+        said[cell.workload] = (*said.get(cell.workload, ()), _cell_text(cell, comparison, baseline))
     return said
 
 
-def _cell_sentences(cell: Cell, comparison: Comparison | None, baseline: RunRecord | None) -> tuple[str, ...]:
+def _cell_text(cell: Cell, comparison: Comparison | None, baseline: RunRecord | None) -> str:
     record = cell.record
     if record is None:
-        return (f"{cell.strategy} was not run: there is no record of it.",)
+        return f"{cell.strategy} was not run: there is no record of it."
     if record.status != "ok":
-        return (_without_result(record),)
-    if comparison is None or baseline is None:
-        return _alone(record)
-    name, other, rung = cell.strategy, baseline.spec.strategy.label, record.evidence
-    buys = (_sessions(record, baseline), _peaks_saved(comparison), _kv_saved(comparison, record))
-    costs = (
-        _tpot(record, baseline, comparison),
-        *_transfers(record),
-        _fidelity(comparison.mean_kl_nats, comparison.noise_floor_nats),
-    )
-    return (
-        f"What {name} buys against {other} ({rung}): {_joined(buys)}.",
-        f"What each token then costs with {name} ({rung}): {_joined(costs)}.",
-    )
+        return _without_result(record)
+    if comparison is not None and baseline is not None:
+        return _compared(record, comparison, baseline)
+    return _baseline(record) if record.spec.is_baseline else _alone(record)
 
 
-def _alone(record: RunRecord) -> tuple[str, ...]:
-    """A baseline, or a strategy that has none to be held against."""
-    name, rung = record.spec.strategy.label, record.evidence
-    figures = (_sessions(record), _peaks(record), _kv_held(record), _ttft(record), _tpot(record))
-    own_kl_nats = mean_kl_nats(record)
-    if record.spec.is_baseline:
-        floor = "noise floor " + ("unknown" if own_kl_nats is None else f"{show_number(own_kl_nats, 3)} nats")
-        return (f"{name}, the baseline ({rung}): {_joined((*figures, *_transfers(record), floor))}.",)
-    return (
-        f"{name} ({rung}): {_joined((*figures, *_transfers(record), _fidelity(own_kl_nats, None)))}.",
-        f"{name} is compared with nothing: no ok record of {record.spec.baseline.label} differs from it in "
-        "the strategy alone.",
+def _compared(record: RunRecord, comparison: Comparison, baseline: RunRecord) -> str:
+    said = [
+        (first, later, words)
+        for first, later, words in (
+            (" buys", "It buys", _joined((_sessions(record, baseline), _peaks_saved(comparison)))),
+            (" costs", "It costs", _joined((_tpot(record, baseline, comparison), _transfers(record)))),
+            (", its output", "Its output", _output(record, comparison.noise_floor_nats)),
+        )
+        if words
+    ]
+    openings = [_named(record) + said[0][0], *(later for _, later, _ in said[1:])] if said else []
+    sentences = [f"{opening}: {words}." for opening, (_, _, words) in zip(openings, said, strict=True)]
+    return " ".join(sentences) or f"{_named(record)}: nothing was measured."
+
+
+def _baseline(record: RunRecord) -> str:
+    floor_nats = noise_floor_nats(record)
+    floor = None if floor_nats is None else f"noise floor {show_number(floor_nats, _DIGITS)} nats"
+    return f"{_named(record)}, the baseline: {_joined((*_figures(record), floor)) or 'nothing was measured'}."
+
+
+def _alone(record: RunRecord) -> str:
+    """A strategy that has no baseline to be held against."""
+    own = "it ran on its own tokens"
+    none = f"no ok record of {record.spec.baseline.label} differs from it in the strategy alone"
+    output = _output(record, None)
+    sentences = (
+        f"{_named(record)}: {_joined(_figures(record)) or 'nothing was measured'}.",
+        f"Its output: {output}." if output else None,
+        f"It is compared with nothing: {own if ran_on_own_tokens(record) else none}.",
     )
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _figures(record: RunRecord) -> tuple[str | None, ...]:
+    return _sessions(record), _peaks(record), _tpot(record), _transfers(record)
+
+
+def _named(record: RunRecord) -> str:
+    return f"{record.spec.strategy.label} ({record.evidence})"
 
 
 def _without_result(record: RunRecord) -> str:
-    name, reason = record.spec.strategy.label, one_line(failure_reason(record), REASON_CHARACTERS).rstrip(".")
-    rung = record.evidence
+    name = record.spec.strategy.label
     if record.status == "unsupported":
-        return f"{name} cannot run here: {reason}."
+        return f"{name} cannot run here: {_shortened(failure_reason(record))}."
     if record.status == "oom":
-        cap_bytes = record.conditions.cap_bytes
-        limit = "" if cap_bytes is None else f" under a cap of {format_bytes(cap_bytes)}"
-        return f"{name} does not fit ({rung}): it ran out of memory{limit}, {reason}."
+        return f"{_named(record)} {_shortened(out_of_memory_words(record))}."
     if record.status == "timeout":
         limit_s = record.spec.measurement.cell_timeout_s
-        return f"{name} has no result ({rung}): it was given up after {limit_s:,.0f} s, {reason}."
-    return f"{name} has no result: it failed {reason}."
+        return f"{_named(record)} was given up after {limit_s:,.0f} s, {_shortened(failure_reason(record))}."
+    return f"{name} failed {_shortened(failure_reason(record))}."
 
 
-def _sessions(record: RunRecord, baseline: RunRecord | None = None) -> str:
-    other = "" if baseline is None else baseline.spec.strategy.label
-    measured = _against(measured_sessions(record), None if baseline is None else measured_sessions(baseline), other)
-    bound, other_bound = analytic_bound(record), None if baseline is None else analytic_bound(baseline)
-    analytic = _against(
-        None if bound is None else bound.sessions,
-        None if other_bound is None else other_bound.sessions,
-        other,
-    )
-    batch_size = record.spec.workload.batch_size
-    source = f"extrapolated linearly from the worse peak of a batch of {batch_size}"
-    peak = "sessions from the peak unknown" if measured is None else f"{measured}, {source}"
-    card = "sessions by arithmetic unknown" if analytic is None else f"at most {analytic} by arithmetic"
-    return f"{card}; {peak}"
+def _shortened(text: str) -> str:
+    return one_line(text, REASON_CHARACTERS).rstrip(".")
 
 
-def _against(count: int | None, other_count: int | None, other: str) -> str | None:
+def _sessions(record: RunRecord, baseline: RunRecord | None = None) -> str | None:
+    """Sessions by peak and, in brackets, by arithmetic; the one that is known where the other is not."""
+    by_peak, by_arithmetic = sessions_by_peak(record), analytic_sessions(record)
+    other, other_by_peak, other_by_arithmetic = "", None, None
+    if baseline is not None:
+        other = f"{baseline.spec.strategy.label}'s "
+        other_by_peak, other_by_arithmetic = sessions_by_peak(baseline), analytic_sessions(baseline)
+    if by_peak is None:
+        return _against(by_arithmetic, other_by_arithmetic, "by arithmetic", other)
+    said = _against(by_peak, other_by_peak, "by peak", other)
+    against = "" if other_by_arithmetic is None else f" against {other_by_arithmetic:,}"
+    return said if by_arithmetic is None else f"{said} ({by_arithmetic:,}{against} by arithmetic)"
+
+
+def _against(count: int | None, other_count: int | None, how: str, other: str) -> str | None:
     if count is None:
         return None
-    own = f"{count:,} session{'' if count == 1 else 's'}"
-    return own if other_count is None else f"{own} (against {other_count:,} with {other})"
+    own = f"{count:,} session{'' if count == 1 else 's'} {how}"
+    return own if other_count is None else f"{own} against {other}{other_count:,}"
 
 
-def _peaks(record: RunRecord) -> str:
+def _peaks(record: RunRecord) -> str | None:
     sample = merged_sample(record)
     seen = (("prefill", sample.prefill.peak_allocated_bytes), ("decode", sample.decode.peak_allocated_bytes))
-    known = [f"{format_bytes(peak)} in {phase}" for phase, peak in seen if peak is not None]
-    return f"device peak {' and '.join(known)}" if known else "device peaks not measured"
+    return _by_phase([f"{format_bytes(peak)} in {phase}" for phase, peak in seen if peak is not None])
 
 
-def _peaks_saved(comparison: Comparison) -> str:
+def _peaks_saved(comparison: Comparison) -> str | None:
     saved = (("prefill", comparison.prefill_peak_saved_bytes), ("decode", comparison.decode_peak_saved_bytes))
-    known = [f"{_less_or_more(saved_bytes)} in {phase}" for phase, saved_bytes in saved if saved_bytes is not None]
-    return f"device peak {' and '.join(known)}" if known else "device peaks not compared"
+    return _by_phase([f"{_less_or_more(size)} in {phase}" for phase, size in saved if size is not None])
+
+
+def _by_phase(known: Sequence[str]) -> str | None:
+    return f"device peak {', '.join(known)}" if known else None
 
 
 def _less_or_more(saved_bytes: int) -> str:
@@ -144,49 +165,36 @@ def _less_or_more(saved_bytes: int) -> str:
     return f"{format_bytes(abs(saved_bytes))} {'lower' if saved_bytes > 0 else 'higher'}"
 
 
-def _kv_saved(comparison: Comparison, record: RunRecord) -> str | None:
-    held = _kv_held(record)
-    if comparison.kv_device_saved_bytes is None:
-        return held
-    return f"{held} ({_less_or_more(comparison.kv_device_saved_bytes)} on the device)"
-
-
-def _kv_held(record: RunRecord) -> str | None:
-    sample, batch_size = merged_sample(record), record.spec.workload.batch_size
-    held = (("device", sample.kv_cache_device_bytes), ("host", sample.kv_cache_host_bytes))
-    known = [f"{format_bytes(size)} on the {tier}" for tier, size in held if size is not None]
-    return f"KV of the batch of {batch_size}: {' and '.join(known)}" if known else None
-
-
-def _ttft(record: RunRecord) -> str | None:
-    ttft_s = median_of(summarize_ttft(record))
-    return None if ttft_s is None else f"TTFT {show_ms(ttft_s)} ms"
-
-
-def _tpot(record: RunRecord, baseline: RunRecord | None = None, comparison: Comparison | None = None) -> str:
+def _tpot(record: RunRecord, baseline: RunRecord | None = None, comparison: Comparison | None = None) -> str | None:
     tpot_s = median_of(summarize_tpot(record))
     if tpot_s is None:
-        return "TPOT not measured"
-    own = f"TPOT {show_ms(tpot_s)} ms"
+        return None
+    own = f"TPOT {show_ms(tpot_s, _DIGITS)} ms"
     if baseline is None or comparison is None or comparison.tpot_ratio is None:
         return own
-    theirs = f"{baseline.spec.strategy.label}'s {show_ms(median_of(summarize_tpot(baseline)))} ms"
-    return f"{own}, {show_number(comparison.tpot_ratio, 3)} times {theirs}"
+    theirs = f"{baseline.spec.strategy.label}'s {show_ms(median_of(summarize_tpot(baseline)), _DIGITS)} ms"
+    return f"{own}, {show_number(comparison.tpot_ratio, _DIGITS)}x {theirs}"
 
 
-def _transfers(record: RunRecord) -> tuple[str | None, str | None]:
+def _transfers(record: RunRecord) -> str | None:
+    """Of a strategy that uses the link."""
     moved_bytes, exposed_s = bytes_moved_per_token(record), exposed_s_per_token(record)
-    return (
-        None if moved_bytes is None else f"{format_bytes(moved_bytes)} across the link",
-        None if exposed_s is None else f"{show_ms(exposed_s)} ms of waiting for copies",
-    )
+    known = [
+        *([] if moved_bytes is None else [f"{format_bytes(moved_bytes)} across the link"]),
+        *([] if exposed_s is None else [f"{show_ms(exposed_s, _DIGITS)} ms of waiting"]),
+    ]
+    return f"{' and '.join(known)} a token" if known else None
 
 
-def _fidelity(mean_nats: float | None, floor_nats: float | None) -> str:
-    if mean_nats is None:
-        return "KL not measured"
-    floor = "no noise floor known" if floor_nats is None else f"noise floor {show_number(floor_nats, 3)} nats"
-    return f"mean KL {show_number(mean_nats, 3)} nats ({floor})"
+def _output(record: RunRecord, floor_nats: float | None) -> str | None:
+    fidelity, mean_nats = record.fidelity, mean_kl_nats(record)
+    if fidelity is None or mean_nats is None:
+        return None
+    if fidelity.bit_equal:
+        return f"bit-equal to {record.spec.baseline.label}"
+    floor = "" if floor_nats is None else f", noise floor {show_number(floor_nats, _DIGITS)} nats"
+    top1 = f"top-1 agrees on {show_percent(fidelity.top1_agreement_ratio)} of positions"
+    return f"mean KL {show_number(mean_nats, _DIGITS)} nats{floor}; {top1}"
 
 
 def _joined(clauses: Iterable[str | None]) -> str:

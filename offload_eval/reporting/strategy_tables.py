@@ -10,6 +10,7 @@ from offload_eval.analysis.capacity import analytic_bound
 from offload_eval.analysis.statistics import itl_percentile_s, summarize_tpot, summarize_ttft
 from offload_eval.core.judgement import Interval
 from offload_eval.core.records import RunRecord
+from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import (
     MISSING,
     byte_scale,
@@ -17,6 +18,9 @@ from offload_eval.reporting.display import (
     show_count,
     show_ms,
     show_number,
+    show_share,
+    show_text,
+    show_yes_no,
 )
 from offload_eval.reporting.markdown import bullets, render_table, section
 from offload_eval.reporting.tables import analytic_frame, strategy_frame
@@ -34,7 +38,7 @@ class Column(NamedTuple):
 
 CAPACITY_COLUMNS: Final = (
     Column("analytic_sessions", "analytic sessions", show_count),
-    Column("measured_sessions", "measured sessions", show_count),
+    Column("sessions_by_peak", "sessions by peak", show_count),
     Column("prefill_peak_bytes", "prefill peak ({unit})"),
     Column("decode_peak_bytes", "decode peak ({unit})"),
     Column("kv_device_bytes", "KV device ({unit})"),
@@ -46,8 +50,31 @@ COST_COLUMNS: Final = (
     Column("tokens_per_s", "tokens/s", show_number),
     Column("bytes_moved_per_token", "moved/token ({unit})"),
     Column("exposed_s_per_token", "exposed/token (ms)", show_ms),
-    Column("mean_kl_nats", "mean KL (nats)", show_number),
+)
+FIDELITY_COLUMNS: Final = (
+    Column("mean_kl_nats", "mean KL", show_number),
+    Column("max_kl_nats", "max KL", show_number),
+    Column("noise_floor_nats", "noise floor", show_number),
     Column("top1_agreement_ratio", "top-1 (ratio)", show_number),
+    Column("nll_change_nats", "NLL change", show_number),
+    Column("first_divergence", "first divergence", show_text),
+    Column("baseline_top1_margin_nats", "top-1 margin", show_number),
+    Column("bit_equal", "bit-equal", show_yes_no),
+)
+"""What is not otherwise marked is in nats; the heading says so."""
+HOST_COLUMNS: Final = (
+    Column("peak_host_rss_bytes", "host RSS peak ({unit})"),
+    Column("pinned_requested_bytes", "pinned asked ({unit})"),
+    Column("pinned_allocated_bytes", "pinned allocated ({unit})"),
+    Column("h2d_busy_s_per_step", "H2D busy/step (ms)", show_ms),
+    Column("d2h_busy_s_per_step", "D2H busy/step (ms)", show_ms),
+)
+ALLOCATOR_COLUMNS: Final = (
+    Column("prefill_peak_reserved_bytes", "prefill reserved ({unit})"),
+    Column("decode_peak_reserved_bytes", "decode reserved ({unit})"),
+    Column("prefill_peak_device_used_bytes", "prefill device used ({unit})"),
+    Column("decode_peak_device_used_bytes", "decode device used ({unit})"),
+    Column("num_alloc_retries", "alloc retries", show_count),
 )
 ANALYTIC_CARD_COLUMNS: Final = (
     Column("kv_device_bytes_per_session", "KV device/session ({unit})"),
@@ -79,15 +106,38 @@ def _format_column(frame: pd.DataFrame, column: Column) -> tuple[str, list[str]]
 
 
 def render_strategy_tables(records: Sequence[RunRecord]) -> str:
-    """The strategy table, in two parts for each workload: capacity and memory; time, transfer and fidelity."""
-    frame = strategy_frame(records)
-    parts = (("Capacity and memory", CAPACITY_COLUMNS), ("Time, transfer and fidelity", COST_COLUMNS))
+    """The strategy table, in parts, each for every workload; of what lies behind it only what is known.
+
+    Capacity and cost keep every column. The others lack the columns that are empty for every cell of the
+    workload, and are left out where all are.
+    """
+    strategies, fidelity, host = strategy_frame(records), fidelity_frame(records), host_frame(records)
+    fidelity = fidelity.assign(first_divergence=_first_divergences(fidelity))
+    parts = (
+        ("Capacity and memory", strategies, CAPACITY_COLUMNS),
+        ("Time and transfer", strategies, COST_COLUMNS),
+        ("Fidelity, in nats", fidelity, FIDELITY_COLUMNS),
+        ("Host memory and link", host, HOST_COLUMNS),
+        ("Allocator", host, ALLOCATOR_COLUMNS),
+    )
     blocks = [
-        section(f"{title}: {workload}", _frame_table(rows, columns, _row_names(rows)), level=3)
-        for title, columns in parts
+        section(f"{title}: {workload}", _frame_table(rows, shown, _row_names(rows)), level=3)
+        for title, frame, columns in parts
         for workload, rows in frame.groupby("workload", sort=False)
+        if (shown := columns if frame is strategies else _filled(rows, columns))
     ]
     return "\n\n".join(blocks)
+
+
+def _filled(frame: pd.DataFrame, columns: Sequence[Column]) -> list[Column]:
+    return [column for column in columns if frame[column.name].notna().any()]
+
+
+def _first_divergences(frame: pd.DataFrame) -> "pd.Series[str]":
+    """The earliest position over the sessions, or that there is none; None where logits were not compared."""
+    pairs = zip(frame["first_divergence_token"], frame["num_diverging_sessions"], strict=True)
+    shown = [None if pd.isna(number) else "none" if number == 0 else show_count(first) for first, number in pairs]
+    return pd.Series(shown, index=frame.index, dtype="string")
 
 
 def _row_names(frame: pd.DataFrame) -> list[str]:
@@ -153,7 +203,7 @@ def _spread_row(record: RunRecord) -> list[str]:
     ttft, tpot = summarize_ttft(record), summarize_tpot(record)
     return [
         record.spec.label,
-        MISSING if ttft is None else str(ttft.samples),
+        MISSING if ttft is None else show_share(ttft.samples, record.spec.measurement.trials),
         _coverage(tpot or ttft),
         _show_interval(ttft),
         _show_interval(tpot),

@@ -5,14 +5,16 @@ from typing import Any, Final
 
 import pandas as pd
 
-from offload_eval.analysis.capacity import analytic_bound, analytic_sessions, measured_sessions
+from offload_eval.analysis.capacity import analytic_bound, analytic_sessions, sessions_by_peak
 from offload_eval.analysis.cells import (
     bytes_moved_per_token,
     exposed_s_per_token,
     latest_records,
     mean_kl_nats,
     merged_sample,
+    noise_floor_nats,
 )
+from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.analysis.statistics import (
     median_of,
     summarize_throughput,
@@ -23,75 +25,80 @@ from offload_eval.analysis.statistics import (
 )
 from offload_eval.core.records import PhaseSample, RunRecord, TrialSample
 
-_TEXT, _COUNT, _REAL = "string", "Int64", "Float64"
+TEXT: Final = "string"
+COUNT: Final = "Int64"
+REAL: Final = "Float64"
+"""Nullable types of columns."""
 
 ANALYTIC_COLUMNS: Final[dict[str, str]] = {
-    "workload": _TEXT,
-    "strategy": _TEXT,
-    "kv_device_bytes_per_session": _COUNT,
-    "kv_device_bytes_fixed": _COUNT,
-    "kv_host_bytes_per_session": _COUNT,
-    "h2d_bytes_per_step": _COUNT,
-    "d2h_bytes_per_step": _COUNT,
-    "analytic_sessions": _COUNT,
-    "assumptions": _TEXT,
-    "source": _TEXT,
-    "run_id": _TEXT,
+    "workload": TEXT,
+    "strategy": TEXT,
+    "kv_device_bytes_per_session": COUNT,
+    "kv_device_bytes_fixed": COUNT,
+    "kv_host_bytes_per_session": COUNT,
+    "h2d_bytes_per_step": COUNT,
+    "d2h_bytes_per_step": COUNT,
+    "analytic_sessions": COUNT,
+    "assumptions": TEXT,
+    "source": TEXT,
+    "run_id": TEXT,
 }
 STRATEGY_COLUMNS: Final[dict[str, str]] = {
-    "workload": _TEXT,
-    "strategy": _TEXT,
-    "status": _TEXT,
-    "evidence": _TEXT,
-    "analytic_sessions": _COUNT,
-    "measured_sessions": _COUNT,
-    "ttft_s": _REAL,
-    "tpot_s": _REAL,
-    "tokens_per_s": _REAL,
-    "prefill_peak_bytes": _COUNT,
-    "decode_peak_bytes": _COUNT,
-    "kv_device_bytes": _COUNT,
-    "kv_host_bytes": _COUNT,
-    "bytes_moved_per_token": _REAL,
-    "exposed_s_per_token": _REAL,
-    "mean_kl_nats": _REAL,
-    "top1_agreement_ratio": _REAL,
-    "run_id": _TEXT,
+    "workload": TEXT,
+    "strategy": TEXT,
+    "status": TEXT,
+    "evidence": TEXT,
+    "analytic_sessions": COUNT,
+    "sessions_by_peak": COUNT,
+    "ttft_s": REAL,
+    "tpot_s": REAL,
+    "tokens_per_s": REAL,
+    "prefill_peak_bytes": COUNT,
+    "decode_peak_bytes": COUNT,
+    "kv_device_bytes": COUNT,
+    "kv_host_bytes": COUNT,
+    "bytes_moved_per_token": REAL,
+    "exposed_s_per_token": REAL,
+    "mean_kl_nats": REAL,
+    "noise_floor_nats": REAL,
+    "run_id": TEXT,
 }
 _TRIAL_FIELDS: Final[dict[str, str]] = {
-    "ttft_s": _REAL,
-    "e2e_latency_s": _REAL,
-    "output_tokens": _COUNT,
-    "kv_cache_device_bytes": _COUNT,
-    "kv_cache_host_bytes": _COUNT,
-    "peak_host_rss_bytes": _COUNT,
-    "pinned_requested_bytes": _COUNT,
-    "pinned_allocated_bytes": _COUNT,
-    "swap_in_bytes": _COUNT,
-    "swap_out_bytes": _COUNT,
-    "num_alloc_retries": _COUNT,
+    "ttft_s": REAL,
+    "e2e_latency_s": REAL,
+    "output_tokens": COUNT,
+    "kv_cache_device_bytes": COUNT,
+    "kv_cache_host_bytes": COUNT,
+    "peak_host_rss_bytes": COUNT,
+    "pinned_requested_bytes": COUNT,
+    "pinned_allocated_bytes": COUNT,
+    "swap_in_bytes": COUNT,
+    "swap_out_bytes": COUNT,
+    "num_alloc_retries": COUNT,
 }
-_PHASE_FIELDS: Final = {name: _REAL if name.endswith("_s") else _COUNT for name in PhaseSample.__struct_fields__}
+_PHASE_FIELDS: Final = {name: REAL if name.endswith("_s") else COUNT for name in PhaseSample.__struct_fields__}
 TRIAL_COLUMNS: Final[dict[str, str]] = {
-    **dict.fromkeys(("workload", "strategy", "evidence", "run_id"), _TEXT),
-    "trial": _COUNT,
+    **dict.fromkeys(("workload", "strategy", "evidence", "run_id"), TEXT),
+    "trial": COUNT,
     **_TRIAL_FIELDS,
     **{f"{phase}_{name}": kind for phase in ("prefill", "decode") for name, kind in _PHASE_FIELDS.items()},
-    "tpot_s": _REAL,
-    "tokens_per_s": _REAL,
-    "inter_token_latencies_s": _TEXT,
+    "tpot_s": REAL,
+    "tokens_per_s": REAL,
+    "inter_token_latencies_s": TEXT,
 }
 """`inter_token_latencies_s` holds every latency, separated by spaces."""
 
 
 def analytic_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
     """The analytic card: one row a cell, whether or not it ran; NA throughout where the arithmetic refuses."""
-    return _frame((_analytic_row(record) for record in latest_records(records)), ANALYTIC_COLUMNS)
+    return typed_frame((_analytic_row(record) for record in latest_records(records)), ANALYTIC_COLUMNS)
 
 
 def strategy_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
     """The strategy table: one row a cell, medians over trials, raw SI units."""
-    return _frame((_strategy_row(record) for record in latest_records(records)), STRATEGY_COLUMNS)
+    floors = noise_floors(records)
+    rows = (_strategy_row(record, floors.get(record.run_id)) for record in latest_records(records))
+    return typed_frame(rows, STRATEGY_COLUMNS)
 
 
 def trials_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
@@ -101,10 +108,19 @@ def trials_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
         for record in latest_records(records)
         for number, trial in enumerate(record.trials, start=1)
     )
-    return _frame(rows, TRIAL_COLUMNS)
+    return typed_frame(rows, TRIAL_COLUMNS)
 
 
-def _frame(rows: Iterable[Mapping[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+def noise_floors(records: Sequence[RunRecord]) -> dict[str, float | None]:
+    """The noise floor that each cell is read beside, by run_id: the baseline's own, and its own for the baseline."""
+    compared = {comparison.run_id: comparison.noise_floor_nats for comparison in compare_with_baseline(records)}
+    return compared | {
+        record.run_id: noise_floor_nats(record) for record in latest_records(records) if record.spec.is_baseline
+    }
+
+
+def typed_frame(rows: Iterable[Mapping[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+    """Builds a frame of rows that may lack columns."""
     return pd.DataFrame(list(rows), columns=list(columns), dtype=object).astype(columns)
 
 
@@ -125,13 +141,16 @@ def _analytic_row(record: RunRecord) -> dict[str, Any]:
     return _labels(record) | {name: card[name] for name in ANALYTIC_COLUMNS if name in card}
 
 
-def _strategy_row(record: RunRecord) -> dict[str, Any]:
-    sample, fidelity = merged_sample(record), record.fidelity
-    return _labels(record) | {
-        "status": record.status,
-        "evidence": record.evidence,
+def cell_labels(record: RunRecord) -> dict[str, str]:
+    """The columns that name a cell's row."""
+    return _labels(record) | {"status": record.status, "evidence": record.evidence}
+
+
+def _strategy_row(record: RunRecord, floor_nats: float | None) -> dict[str, Any]:
+    sample = merged_sample(record)
+    return cell_labels(record) | {
         "analytic_sessions": analytic_sessions(record),
-        "measured_sessions": measured_sessions(record),
+        "sessions_by_peak": sessions_by_peak(record),
         "ttft_s": median_of(summarize_ttft(record)),
         "tpot_s": median_of(summarize_tpot(record)),
         "tokens_per_s": median_of(summarize_throughput(record)),
@@ -142,7 +161,7 @@ def _strategy_row(record: RunRecord) -> dict[str, Any]:
         "bytes_moved_per_token": bytes_moved_per_token(record),
         "exposed_s_per_token": exposed_s_per_token(record),
         "mean_kl_nats": mean_kl_nats(record),
-        "top1_agreement_ratio": None if fidelity is None else fidelity.top1_agreement_ratio,
+        "noise_floor_nats": floor_nats,
     }
 
 

@@ -20,7 +20,7 @@ from offload_eval.reporting.tables import strategy_frame
 NAME_WIDTH: Final = 34
 COLUMNS: Final = (
     Column("analytic_sessions", "analytic sessions", show_count),
-    Column("measured_sessions", "measured sessions", show_count),
+    Column("sessions_by_peak", "sessions by peak", show_count),
     Column("decode_peak_bytes", "decode peak ({unit})"),
     Column("tpot_s", "TPOT (ms)", show_ms),
     Column("bytes_moved_per_token", "moved/token ({unit})"),
@@ -36,12 +36,21 @@ def render_terminal(experiment: Experiment, records: Sequence[RunRecord]) -> Ren
     """
     parts: list[RenderableType] = []
     for workload, sentences in workload_sentences(experiment, records).items():
-        parts.append(Text(one_line(workload), style="bold"))
-        parts += [Text(f"  {one_line(sentence)}") for sentence in sentences]
+        parts += [Text(one_line(workload), style="bold"), _bullets(sentences)]
     ordered = recorded(experiment_cells(experiment, records))
     if ordered:
         parts += [Text(""), _strategy_table(ordered), Text(_closing(ordered))]
     return Group(*parts)
+
+
+def _bullets(texts: Sequence[str]) -> Table:
+    """One bullet a text; what does not fit a line goes on under its first word."""
+    hanging = Table.grid()
+    hanging.add_column(no_wrap=True)
+    hanging.add_column(overflow="fold")
+    for text in texts:
+        hanging.add_row(Text("  - "), Text(one_line(text)))
+    return hanging
 
 
 def _strategy_table(records: Sequence[RunRecord]) -> Table:

@@ -39,6 +39,7 @@ def check_experiment(experiment: Experiment) -> Iterator[Problem]:
     """Yields every contradiction in an experiment, the first to mend first."""
     yield from _check_model(experiment.model)
     yield from _check_budget(experiment)
+    yield from _check_measurement(experiment)
     yield from _check_labels("workloads", experiment.workloads)
     yield from _check_labels("strategies", experiment.strategies)
     yield from _check_baseline(experiment)
@@ -76,6 +77,23 @@ def _check_budget(experiment: Experiment) -> Iterator[Problem]:
             f"{budget.device_bytes} leaves nothing for weights and KV cache; "
             f"allowed: more than runtime_bytes + reserve_bytes = {taken_bytes}",
         )
+
+
+def _check_measurement(experiment: Experiment) -> Iterator[Problem]:
+    """Memory and transfers ride on the rounds that are timed, and only a memory pass sees an enforced budget bind."""
+    plan, enforce = experiment.measurement, experiment.budget.enforce
+    if enforce and plan.memory_trials == 0:
+        yield (
+            ("measurement", "memory_trials"),
+            f"0 with budget.enforce: true is not allowed; allowed: 1 to measurement.trials = {plan.trials}, "
+            "or budget.enforce: false",
+        )
+    for key, least in (("memory_trials", int(enforce)), ("transfer_trials", 0)):
+        if getattr(plan, key) > plan.trials:
+            yield (
+                ("measurement", key),
+                f"{getattr(plan, key)} is not allowed; allowed: {least} to measurement.trials = {plan.trials}",
+            )
 
 
 def _check_labels(section: str, items: Sequence[Workload | StrategySpec]) -> Iterator[Problem]:

@@ -53,16 +53,16 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, machine: Machine) -> Self:
-        """Starts a new run in a directory that is missing or empty.
+        """Starts a new run in a directory that is missing, or empty but for what a killed `create` left in it.
 
         Raises:
             InputError: The directory holds something, or another run is using it.
         """
-        _require_empty(path)
+        _require_unused(path)
         _make_directory(path)
         lock = DirectoryLock(path)
         try:
-            _require_empty(path)
+            _require_unused(path)
             _write_new(path / MACHINE_NAME, _machine_text(machine))
             # Last: a directory with an experiment in it is a run directory.
             _write_new(path / EXPERIMENT_NAME, dump_experiment(experiment))
@@ -160,15 +160,17 @@ class RunDirectory:
         return folder
 
 
-def _require_empty(path: Path) -> None:
+def _require_unused(path: Path) -> None:
     try:
         names = {entry.name for entry in path.iterdir()}
     except FileNotFoundError:
         return
     except OSError as error:
         raise InputError(f"{path}: not a directory for a run: {error.strerror}; choose another --out") from error
-    if names - {LOCK_NAME}:
+    if names - _LEFT_BY_CREATE:
         raise InputError(f"{path}: not empty; continue the run in it with --resume, or choose another --out")
+    if MACHINE_NAME in names:
+        _stored_machine(path)  # refuses what `create` did not write
 
 
 def _make_directory(path: Path) -> None:
@@ -225,9 +227,17 @@ def _machine_text(machine: Machine) -> str:
     return msgspec.json.format(msgspec.json.encode(machine), indent=2).decode() + "\n"
 
 
+def _part_name(name: str) -> str:
+    return f".{name}.part"
+
+
+_LEFT_BY_CREATE: Final = frozenset({LOCK_NAME, MACHINE_NAME, _part_name(MACHINE_NAME), _part_name(EXPERIMENT_NAME)})
+"""All that a directory may hold when `create` is killed before the experiment, its last file, is in place."""
+
+
 def _write_new(path: Path, text: str) -> None:
     """Puts a whole file at `path`, or nothing."""
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(_part_name(path.name))
     with part.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

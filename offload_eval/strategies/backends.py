@@ -1,5 +1,6 @@
 """Whether a quantizer backend can run here, found out without quantizing anything."""
 
+import fcntl
 import importlib.util
 import os
 import re
@@ -50,6 +51,26 @@ def add_scripts_to_path() -> None:
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if scripts not in folders:
         os.environ["PATH"] = os.pathsep.join([scripts, *folders])
+
+
+def load_backend(backend: str, device: DeviceName) -> None:
+    """Builds and loads quanto's extension; the other backends have none.
+
+    torch waits without end for the lock file of a build that was killed. One lock of our own, which dies with its
+    process, keeps builds apart, so that a lock file found while holding it is stale.
+    """
+    if backend != "quanto":
+        return
+    add_scripts_to_path()
+    from optimum.quanto.library.extensions.extension import get_extension
+
+    extension = get_extension("quanto_cuda" if device == "cuda" else "quanto_cpp")
+    build = Path(extension.build_directory)
+    build.mkdir(parents=True, exist_ok=True)
+    with (build.parent / f".{extension.name}.lock").open("w") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        (build / "lock").unlink(missing_ok=True)
+        _ = extension.lib
 
 
 def _quanto_refusal(device: DeviceName) -> str | None:

@@ -25,6 +25,9 @@ class CacheStrategy(Protocol):
     def refusal(self, device: DeviceName, config: Any, workload: Workload) -> str | None:
         """Why this strategy cannot run the workload on `device` with this model config; None when it can."""
 
+    def prepare(self, device: DeviceName) -> None:
+        """Loads what the first cache would otherwise load in the middle of a pass."""
+
     def build_cache(self, config: Any, link: Link, capacity_tokens: int) -> Any:
         """Builds an upstream `Cache` for `capacity_tokens` cached tokens a session."""
 

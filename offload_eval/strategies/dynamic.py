@@ -19,6 +19,9 @@ class Dynamic:
         """Runs everywhere."""
         return None
 
+    def prepare(self, _device: DeviceName) -> None:
+        """Nothing to load."""
+
     def build_cache(self, config: Any, _link: Link, _capacity_tokens: int) -> Any:
         """The cache generate() builds by default: sliding and hybrid layers as the config says."""
         return DynamicCache(config=config.get_text_config(decoder=True))

@@ -30,13 +30,16 @@ class Offloaded:
             return "transformers' offloading leaves cross-attention KV on the host for encoder-decoder models"
         return None
 
+    def prepare(self, _device: DeviceName) -> None:
+        """Nothing to load."""
+
     def build_cache(self, config: Any, link: Link, _capacity_tokens: int) -> Any:
         """The cache of generate(cache_implementation="offloaded"), with meters on its copies."""
         require_methods(DynamicCache, "update", "offload", "prefetch")
         cache = MeteredOffloadingCache(config=config.get_text_config(decoder=True), offloading=True)
         cache.link = link
         for layer in cache.layers:
-            layer.__class__ = metered(type(layer))
+            layer.__class__ = metered(type(layer))  # type: ignore[arg-type]  # mypy: a class is hashable
             layer.link = link
         return cache
 
@@ -56,27 +59,25 @@ class MeteredOffloadingCache(DynamicCache):  # type: ignore[misc]  # untyped ups
         return super().update(key_states, *args, **kwargs)
 
 
-class _MeteredCopies:
-    """Accounts for a layer's copies as upstream makes them."""
+@cache
+def metered(layer_class: type[Any]) -> type[Any]:
+    """A subclass that accounts for a layer's copies as upstream makes them.
 
-    link: Link
+    The copy back runs on the compute stream and is exposed in full, so it counts as a wait as well. `_layer_type`
+    is cleared because upstream registers a subclass that has one as its own.
+    """
 
-    def prefetch(self) -> None:
-        num_bytes = sum(tensor.nbytes for tensor in _held(self) if tensor.device.type == "cpu")
-        with self.link.meter_copy("h2d", num_bytes):
-            super().prefetch()  # type: ignore[misc]  # the layer class this is mixed into
+    def prefetch(self: Any) -> None:
+        with self.link.meter_copy("h2d", sum(tensor.nbytes for tensor in _held(self) if tensor.device.type == "cpu")):
+            layer_class.prefetch(self)
 
-    def offload(self) -> None:
-        """The copy back runs on the compute stream and is exposed in full, so it counts as a wait as well."""
+    def offload(self: Any) -> None:
         num_bytes = sum(tensor.nbytes for tensor in _held(self) if tensor.device.type != "cpu")
         with self.link.meter_wait(), self.link.meter_copy("d2h", num_bytes):
-            super().offload()  # type: ignore[misc]  # the layer class this is mixed into
+            layer_class.offload(self)
 
-
-@cache
-def metered(layer_class: type) -> type:
-    """The layer class with meters on its copies; `_layer_type` would register it as upstream's own."""
-    return type(f"Metered{layer_class.__name__}", (_MeteredCopies, layer_class), {"_layer_type": None})
+    members = {"_layer_type": None, "prefetch": prefetch, "offload": offload}
+    return type(f"Metered{layer_class.__name__}", (layer_class,), members)
 
 
 def _held(layer: Any) -> list[torch.Tensor]:

@@ -35,6 +35,9 @@ class Streamed:
             return "the model has no layer of full attention to stream"
         return None
 
+    def prepare(self, _device: DeviceName) -> None:
+        """Nothing to load."""
+
     def build_cache(self, config: Any, link: Link, capacity_tokens: int) -> Any:
         """Upstream's own cache, with every full-attention layer replaced by a streamed one."""
         layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
