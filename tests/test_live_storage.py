@@ -82,5 +82,5 @@ def test_adopting_a_model_counts_tied_weights_once():
     model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False))
     model[1].weight = model[0].weight
     device = CpuDevice()
-    device.adopt(model)
+    device.adopt(model.parameters())
     assert device.live_bytes() == 160

@@ -626,7 +626,7 @@ class TestResume:
         result = invoke(wider, "--out", copied_run, "--resume", "--allow-mismatch")
         assert result.exit_code == 0, result.output
         (added,) = [json.loads(line) for line in complete_lines(copied_run)[len(before) :]]
-        assert cell_name(added)[1] == "streamed-ahead2"
+        assert added["spec"]["strategy"] == {"kind": "streamed", "name": None, "prefetch_layers": 2}
         assert added["fidelity"]["bit_equal"]
         assert added["conditions"]["forced_tokens"]
 
@@ -651,8 +651,9 @@ class TestResume:
 class TestRepeatedPasses:
     """Several memory and transfer trials: each starts from the same memory, and all are kept."""
 
+    @staticmethod
     @pytest.fixture(scope="class")
-    def records(self, tmp_path_factory: pytest.TempPathFactory, tiny_experiment: WriteExperiment) -> list[Any]:
+    def records(tmp_path_factory: pytest.TempPathFactory, tiny_experiment: WriteExperiment) -> list[Any]:
         folder = tmp_path_factory.mktemp("repeated")
         plan = {"trials": 3, "memory_trials": 3, "transfer_trials": 2}
         result = invoke(tiny_experiment(folder, measurement=plan), "--out", folder / "run")

@@ -143,7 +143,7 @@ def test_payload_is_the_rows_in_use_on_the_host_and_the_ring_on_the_device(model
 def test_steady_state_allocates_nothing_of_cache_size(model: Any):
     """Each decode step's peak over what was live before it stays under one layer's KV."""
     device = CpuDevice()
-    device.adopt(model)
+    device.adopt(model.parameters())
     rises: list[int] = []
 
     def note_rise() -> None:
@@ -179,7 +179,7 @@ def test_reset_lets_the_same_buffers_serve_again(model: Any, seed: int):
 def test_no_cache_outlives_its_last_reference(model: Any):
     """Cycles would keep a pass's cache alive, on both ledgers, until some later collection."""
     device = CpuDevice()
-    device.adopt(model)
+    device.adopt(model.parameters())
     device.release()
     gc.disable()
     try:

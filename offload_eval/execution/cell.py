@@ -103,13 +103,16 @@ def _prepare(spec: RunSpec, model: Any, device: Device, reference_dir: Path) -> 
     strategy = load_strategy(spec.strategy)
     strategy.prepare(device.name)
     tokens = files.load_tokens()
+    prompt_BN = torch.from_numpy(files.load_prompt()).to(device.torch_device)
+    tokens_BN = None if tokens is None else torch.from_numpy(tokens).to(device.torch_device)
+    device.adopt(tensor for tensor in (prompt_BN, tokens_BN) if tensor is not None)
     return CellRun(
         model=model,
         device=device,
         strategy=strategy,
         spec=spec,
-        prompt_BN=torch.from_numpy(files.load_prompt()).to(device.torch_device),
-        tokens_BN=None if tokens is None else torch.from_numpy(tokens).to(device.torch_device),
+        prompt_BN=prompt_BN,
+        tokens_BN=tokens_BN,
         files=files,
     )
 

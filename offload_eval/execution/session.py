@@ -3,9 +3,9 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -78,8 +78,6 @@ class Session:
         self._directory = directory
         self._observer = observer
         self._worker: Worker | None = None
-        self._reference_s: dict[str, float] = {}
-        """Time inside generate() that recording a reference took, by its key; charged to the baseline's cell."""
 
     def run(self, cells: Sequence[RunSpec]) -> None:
         """Runs the cells that are not finished, and appends a record as each one ends.
@@ -88,9 +86,11 @@ class Session:
             UnableError: The disk cannot hold the baseline's logits.
         """
         records = {record.run_id: record for record in self._directory.records()}
-        self._write_prompts(cells)
+        missing = [spec for spec in cells if self._must_run(spec, records)]
+        self._write_prompts(missing)
+        self._require_disk(missing)
         try:
-            self._record_references([spec for spec in cells if self._must_run(spec, records)])
+            self._restore_references(missing)
             for _, strategy_cells in groupby(cells, key=lambda spec: spec.strategy):
                 for spec in strategy_cells:
                     if self._must_run(spec, records):
@@ -109,26 +109,35 @@ class Session:
             return True
         return record.conditions.forced_tokens is False and self._has_reference(spec)
 
-    def _record_references(self, missing: Sequence[RunSpec]) -> None:
-        """Has the baseline leave its tokens and logits for every workload that lacks them."""
-        without = {spec.reference_key: spec for spec in missing if not self._has_reference(spec)}
-        _require_disk(self._directory.reference_dir, sum(map(self._logits_bytes, without.values())))
-        for spec in without.values():
+    def _restore_references(self, missing: Sequence[RunSpec]) -> None:
+        """Has the baseline leave its tokens and logits again where its own cell is finished and they are gone."""
+        comes_by_itself = {spec.reference_key for spec in missing if spec.is_baseline}
+        for spec in {spec.reference_key: spec for spec in missing if not self._has_reference(spec)}.values():
             baseline = msgspec.structs.replace(spec, strategy=spec.baseline)
-            if self._refusal(baseline) is None:
+            if spec.reference_key not in comes_by_itself and self._refusal(baseline) is None:
                 self._observer.cell_started(baseline)
-                answer = self._ask(ReferenceTask(baseline), self._observer.pass_started)
-                if isinstance(answer, ReferenceDone):
-                    self._reference_s[spec.reference_key] = answer.generate_s
-        if any(not spec.is_baseline for spec in missing[:1]):
-            self._drop_worker()
+                self._ask(ReferenceTask(baseline), self._observer.pass_started)
+        self._drop_worker()
 
     def _has_reference(self, spec: RunSpec) -> bool:
         return self._files(spec).is_complete(with_logits=spec.measurement.fidelity)
 
-    def _logits_bytes(self, spec: RunSpec) -> int:
-        values = spec.workload.output_tokens * spec.workload.batch_size * self._preflight.model.vocab_size
-        return values * _FLOAT32_BYTES if spec.measurement.fidelity else 0
+    def _require_disk(self, missing: Sequence[RunSpec]) -> None:
+        """Checks that the logits still to be recorded will fit.
+
+        Raises:
+            UnableError: They will not.
+        """
+        wanted = {spec.reference_key: spec.workload for spec in missing if not self._has_reference(spec)}
+        logits = sum(workload.output_tokens * workload.batch_size for workload in wanted.values())
+        needed_bytes = logits * self._preflight.model.vocab_size * _FLOAT32_BYTES
+        free_bytes = shutil.disk_usage(self._directory.path).free
+        if self._experiment.measurement.fidelity and needed_bytes > free_bytes:
+            raise UnableError(
+                f"{self._directory.path}: the baseline's logits need {format_bytes(needed_bytes)}, and "
+                f"{format_bytes(free_bytes)} are free; choose another --out, shorter outputs, or "
+                "measurement.fidelity: false"
+            )
 
     def _keep(self, spec: RunSpec, result: CellResult) -> None:
         record = self._record(spec, result)
@@ -141,8 +150,16 @@ class Session:
             return _ended("unsupported", Failure(type="Unsupported", message=refusal, stage="support"))
         watch = _StageWatch(self._observer.pass_started)
         started = datetime.now(UTC)
+        reference_s = 0.0
+        if spec.is_baseline and not self._has_reference(spec):
+            answer = self._ask(ReferenceTask(spec), watch)
+            if not isinstance(answer, ReferenceDone):
+                return _failed_result(answer, watch.stage, started)
+            reference_s = answer.generate_s
         answer = self._ask(CellTask(spec), watch)
-        return answer if isinstance(answer, CellResult) else _failed_result(answer, watch.stage, started)
+        if not isinstance(answer, CellResult):
+            return _failed_result(answer, watch.stage, started)
+        return _charged(answer, reference_s)
 
     def _ask(self, task: CellTask | ReferenceTask, on_pass: Callable[[PassStarted], None]) -> Any:
         """Asks the strategy's worker, which is started for its first task; one that cannot go on is dropped."""
@@ -175,10 +192,6 @@ class Session:
         self._worker = None
 
     def _record(self, spec: RunSpec, result: CellResult) -> RunRecord:
-        conditions, generate_s = result.conditions, result.conditions.generate_s
-        if spec.is_baseline and generate_s is not None:
-            generate_s += self._reference_s.pop(spec.reference_key, 0.0)
-            conditions = msgspec.structs.replace(conditions, generate_s=generate_s)
         return RunRecord(
             run_id=content_hash(spec),
             spec=spec,
@@ -189,7 +202,7 @@ class Session:
             failure=result.failure,
             trials=result.trials,
             fidelity=result.fidelity,
-            conditions=conditions,
+            conditions=result.conditions,
             started_at_utc=result.started_at_utc,
             duration_s=result.duration_s,
         )
@@ -216,13 +229,13 @@ class _StageWatch:
         self._forward(event)
 
 
-def _require_disk(directory: Path, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(directory).free
-    if needed_bytes > free_bytes:
-        raise UnableError(
-            f"{directory}: the baseline's logits need {format_bytes(needed_bytes)}, and {format_bytes(free_bytes)} "
-            "are free; choose another --out, shorter outputs, or measurement.fidelity: false"
-        )
+def _charged(result: CellResult, reference_s: float) -> CellResult:
+    """Adds to a baseline's account the time inside generate() that recording its reference took."""
+    generate_s = result.conditions.generate_s
+    if generate_s is None:
+        return result
+    conditions = msgspec.structs.replace(result.conditions, generate_s=generate_s + reference_s)
+    return replace(result, conditions=conditions)
 
 
 def _failed_result(answer: Any, stage: str, started: datetime) -> CellResult:

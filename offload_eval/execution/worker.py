@@ -59,7 +59,7 @@ def worker_main(connection: Connection, setup: WorkerSetup) -> None:
     started = time.perf_counter()
     try:
         model = load_model(setup.model, device.torch_device)
-        device.adopt(model)
+        device.adopt((*model.parameters(), *model.buffers()))
         with torch.inference_mode():  # libraries take their workspaces now, not out of the first cell's memory
             model(torch.zeros(1, 2, dtype=torch.long, device=device.torch_device))
     except Exception as error:

@@ -7,7 +7,7 @@ here says `emulated`.
 import ctypes
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
@@ -146,9 +146,9 @@ class CpuDevice:
     def synchronize(self) -> None:
         """Nothing to wait for: computation is synchronous."""
 
-    def adopt(self, model: torch.nn.Module) -> None:
-        """Enters the model's parameters and buffers into the device tier."""
-        for tensor in (*model.parameters(), *model.buffers()):
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Enters tensors into the device tier."""
+        for tensor in tensors:
             self.memory.enter(tensor)
 
     def live_bytes(self) -> int:

@@ -6,7 +6,7 @@ Nothing here initializes CUDA before a CudaDevice is made.
 import gc
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, Literal
@@ -282,8 +282,8 @@ class CudaDevice:
         """Returns once every stream of the device is idle."""
         torch.cuda.synchronize(self.torch_device)
 
-    def adopt(self, model: torch.nn.Module) -> None:
-        """Nothing to do: the allocator counts the model already."""
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Nothing to do: the allocator counts them already."""
 
     def live_bytes(self) -> int:
         """Bytes the allocator has handed out to this process, in its blocks' sizes."""

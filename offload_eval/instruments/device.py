@@ -1,6 +1,6 @@
 """One protocol for every device. `cuda` and `cpu` pass the same contract tests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
@@ -73,8 +73,8 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Returns once everything submitted has run."""
 
-    def adopt(self, model: torch.nn.Module) -> None:
-        """Takes the model's parameters and buffers into the device ledger."""
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Takes tensors that were made before the device looked, such as weights, into the device ledger."""
 
     def live_bytes(self) -> int | None:
         """Device bytes live now that this process allocated; None where nothing counts them."""

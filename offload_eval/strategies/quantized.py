@@ -70,7 +70,8 @@ class Quantized:
         groups_per_byte = _HQQ_GROUPS_PER_BYTE.get(options["nbits"], 1) if self.spec.backend == "hqq" else 1
         groups = rows * head_dim // group_size
         if groups % groups_per_byte:
-            return f"hqq packs {groups_per_byte} groups of {options['nbits']} bits together, which do not divide {groups:,}"
+            bits = options["nbits"]
+            return f"hqq packs {groups_per_byte} groups of {bits} bits together, which do not divide {groups:,}"
         return None
 
     def _grouped_values(self, axis: int, rows: int, head_dim: int, batch_size: int) -> int:
