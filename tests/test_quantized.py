@@ -60,6 +60,9 @@ def payload_bytes(model: Any, spec: QuantizedSpec, output_tokens: int) -> int:
         (QuantizedSpec(backend="quanto", nbits=2), 2.5),
         (QuantizedSpec(backend="hqq", nbits=4, axis_key=1, axis_value=1), 4.5),
         (QuantizedSpec(backend="hqq", nbits=8, axis_key=1, axis_value=1), 8.5),
+        (QuantizedSpec(backend="hqq", nbits=2, axis_key=1, axis_value=1), 2.5),
+        (QuantizedSpec(backend="hqq", nbits=1, axis_key=1, axis_value=1), 1.5),
+        (QuantizedSpec(backend="quanto", nbits=4, axis_key=-1, axis_value=-1), 4.5),
     ],
 )
 def test_payload_is_bits_a_value_plus_the_residual_window(model: Any, spec: QuantizedSpec, bits: float):

@@ -1,6 +1,7 @@
 """Everything that can be refused before a model is loaded, in one process that touches no weights."""
 
 from offload_eval.core.experiment import Experiment
+from offload_eval.errors import InputError
 from offload_eval.execution.devices import accelerator_uuid, resolve_device
 from offload_eval.execution.messages import Preflight
 from offload_eval.execution.model_loading import load_config, read_model_facts
@@ -18,6 +19,11 @@ def run_preflight(experiment: Experiment) -> Preflight:
     """
     device = resolve_device(experiment.device)
     config = load_config(experiment.model)
+    if getattr(config, "quantization_config", None) is not None and experiment.budget.weights_bytes is None:
+        raise InputError(
+            f"model {experiment.model.location}: its weights are quantized, and their bytes cannot be counted before "
+            "they are loaded; state budget.weights_bytes"
+        )
     model = read_model_facts(experiment.model, config)
     refusals = {
         (workload.label, strategy.label): load_strategy(strategy).refusal(device, config, workload)
