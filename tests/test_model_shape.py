@@ -57,7 +57,7 @@ def test_nested_text_config_is_followed():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3'"),
+        ({"model_type": "a_new_model"}, "model_type 'a_new_model'"),
         ({"model_type": None}, "model_type None"),
         ({"kv_lora_rank": 512}, "kv_lora_rank = 512"),
         ({"attention_chunk_size": 8192}, "attention_chunk_size"),

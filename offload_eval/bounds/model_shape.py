@@ -1,74 +1,81 @@
-"""Reads a decoder's cache layout out of its config, and refuses what it does not understand.
+"""Reads a decoder's cache layout out of its config.json, and refuses what it does not understand.
 
-The fields are transformers' (5.24); the config is a complete dictionary, class defaults filled in, as
-`PreTrainedConfig.to_dict()` gives it.
+The config is a file's content, or a complete dictionary as transformers' `PreTrainedConfig.to_dict()` gives it.
+One reader a family is registered in `bounds/layouts/registry.py`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
+from offload_eval.bounds.layouts.class_defaults import CLASS_DEFAULTS
+from offload_eval.bounds.layouts.fields import Fields
+from offload_eval.bounds.layouts.registry import NOT_IN_TRANSFORMERS, OUTER_READERS, READERS
 from offload_eval.core.shape import LayerGroup, ModelShape
 from offload_eval.errors import UnknownModelStructureError
 
 UNIFORM_FULL_ATTENTION: Final = frozenset(
     {"gemma", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"}
 )
-"""Families whose every layer caches every token under the fields below; each was compared with its real cache."""
-
-_OTHER_LAYOUTS: Final = ("kv_lora_rank", "attention_chunk_size", "num_kv_shared_layers", "layers_block_type")
+"""Families whose every layer caches every token, unless a window is set."""
+_HIDDEN_SIZE_NAMES: Final = ("hidden_size", "n_embd", "d_model", "model_dim")
+_CONTEXT_NAMES: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_context_length",
+    "model_max_length",
+    "max_target_positions",
+)
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
-    """Builds the shape of a model whose layers all keep full attention.
+    """Builds the cache layout of a model.
 
     Args:
-        config: The model's complete config; a nested `text_config` is followed.
+        config: The model's config; a nested `text_config` is followed.
 
     Returns:
-        One layer group.
+        Layers that cache alike in one group, in the order they first appear.
 
     Raises:
-        UnknownModelStructureError: A field describes a layout this arithmetic does not know, or a needed
-            field is missing; the message names it.
+        UnknownModelStructureError: The model_type or a field describes a layout this arithmetic does not know, or a
+            needed field is missing; the message names it.
     """
     text = config.get("text_config") or config
-    _refuse_other_layouts(text)
-    heads = _positive(text, "num_attention_heads")
-    hidden_size = _positive(text, "hidden_size")
-    head_dim = text.get("head_dim") or hidden_size // heads
-    group = LayerGroup(
-        count=_positive(text, "num_hidden_layers"),
-        kv_heads=_positive(text, "num_key_value_heads"),
-        key_head_dim=head_dim,
-        value_head_dim=head_dim,
-    )
+    model_type = _reader_name(config, text)
+    fields = Fields(text, CLASS_DEFAULTS.get(model_type, {}))
+    outer_reader = OUTER_READERS.get(config.get("model_type") or "")
+    layers = outer_reader(fields, config) if outer_reader and text is not config else READERS[model_type](fields)
+    fields.refuse_unread()
     return ModelShape(
-        model_type=text["model_type"],
-        layer_groups=(group,),
-        vocab_size=_positive(text, "vocab_size"),
-        hidden_size=hidden_size,
-        max_position_embeddings=text.get("max_position_embeddings"),
+        model_type=text.get("model_type") or model_type,
+        layer_groups=_grouped(layers),
+        vocab_size=fields.positive("vocab_size") if fields.get("vocab_size") is not None else None,
+        hidden_size=fields.positive(_first_present(fields, _HIDDEN_SIZE_NAMES) or "hidden_size"),
+        max_position_embeddings=fields.get(_first_present(fields, _CONTEXT_NAMES) or "max_position_embeddings"),
+        in_transformers=model_type not in NOT_IN_TRANSFORMERS,
     )
 
 
-def _refuse_other_layouts(text: Mapping[str, Any]) -> None:
-    model_type = text.get("model_type")
-    if model_type not in UNIFORM_FULL_ATTENTION:
-        known = ", ".join(sorted(UNIFORM_FULL_ATTENTION))
+def _reader_name(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """The decoder's model_type; a nested one that does not say is the outer one's `_text`."""
+    model_type = text.get("model_type") or f"{config.get('model_type')}_text"
+    if text is config:
+        model_type = config.get("model_type")
+    if model_type not in READERS:
+        known = ", ".join(sorted(READERS))
         raise UnknownModelStructureError(f"model_type {model_type!r} has no known KV layout; known: {known}")
-    for name in _OTHER_LAYOUTS:
-        if text.get(name):
-            raise UnknownModelStructureError(f"{name} = {text[name]!r} describes a KV layout that is not known here")
-    layer_types = set(text.get("layer_types") or ())
-    if layer_types - {"full_attention"}:
-        raise UnknownModelStructureError(f"layer_types has {sorted(layer_types)}; known: full_attention alone")
-    window = text.get("sliding_window")
-    if window is not None and not layer_types and text.get("use_sliding_window", True):
-        raise UnknownModelStructureError(f"sliding_window = {window}: sliding layers are not known here")
+    return str(model_type)
 
 
-def _positive(text: Mapping[str, Any], name: str) -> int:
-    value = text.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnknownModelStructureError(f"{name} is {value!r}; the KV arithmetic needs a positive int")
-    return value
+def _first_present(fields: Fields, names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if fields.get(name) is not None), None)
+
+
+def _grouped(layers: list[LayerGroup]) -> tuple[LayerGroup, ...]:
+    counts = Counter(layers)
+    return tuple(msgspec.structs.replace(layer, count=count) for layer, count in counts.items())

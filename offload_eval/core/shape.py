@@ -4,16 +4,81 @@ from typing import Literal
 
 from offload_eval.core.base import Strict
 
+CacheKind = Literal["full", "sliding", "chunked", "latent", "compressed", "linear_state", "cross", "shared", "none"]
+"""full: every token. sliding: the last `window_tokens`. chunked: the tokens of the current chunk of `window_tokens`.
+latent: every token as a latent of key_head_dim values and a rotary key of value_head_dim values (MLA). compressed: a
+window of one shared key and value vector, and one entry a closed stretch of tokens (`compression`). linear_state: a
+constant `state`. cross: the encoder's tokens. shared: nothing, an earlier layer's KV is read. none: nothing."""
+
+_WINDOWED = ("sliding", "chunked", "compressed")
+_WITHOUT_ROWS = ("linear_state", "shared", "none")
+
+
+class LinearState(Strict, frozen=True, kw_only=True):
+    """The constant state of a convolution, a linear attention or an SSM; it does not grow with tokens."""
+
+    conv_channels: int = 0
+    conv_kernel: int = 1
+    """An engine keeps the last kernel - 1 columns, transformers keeps kernel."""
+    recurrent_values: int = 0
+    ideal_recurrent_bits: int | None = None
+    """Bits of a recurrent value in an engine; None is the cache's dtype."""
+    transformers_recurrent_bits: int | None = 32
+    """Bits of a recurrent value in transformers; None is the cache's dtype."""
+
+
+class Compression(Strict, frozen=True, kw_only=True):
+    """Long-range entries beside a window (DeepSeek-V4)."""
+
+    ratio_tokens: int
+    """Tokens that one entry of key_head_dim values stands for."""
+    indexer_head_dim: int = 0
+    """Width of the indexer's entry for the same tokens; 0 where there is no indexer."""
+    overlaps: bool = False
+    """Each entry is made of two stretches of tokens, so projections are twice as wide and one is carried over."""
+
+
+class TransformersDifference(Strict, frozen=True, kw_only=True):
+    """Where transformers' cache of these layers is laid out otherwise than an engine needs."""
+
+    cache: CacheKind | None = None
+    kv_heads: int | None = None
+    copies_values: bool = False
+    """Keys and values are one vector to an engine and two stored tensors here."""
+
 
 class LayerGroup(Strict, frozen=True, kw_only=True):
-    """Layers that cache alike."""
+    """Layers that cache alike. A layer with two caches (self and cross attention) is in two groups."""
 
     count: int
-    cache: Literal["full"] = "full"
-    """Every token is kept. Other kinds are refused until the arithmetic knows them."""
-    kv_heads: int
-    key_head_dim: int
-    value_head_dim: int
+    cache: CacheKind = "full"
+    kv_heads: int = 0
+    key_head_dim: int = 0
+    value_head_dim: int = 0
+    window_tokens: int | None = None
+    """Sliding or compressed: the window, the newest token included. Chunked: the chunk's length."""
+    encoder_tokens: int | None = None
+    """Cross: fixed count of encoder tokens; None where the request decides."""
+    indexer_head_dim: int = 0
+    """Width of a sparse-attention indexer's key, one a token; 0 where there is none."""
+    state: LinearState | None = None
+    """Held beside the rows by hybrid layers, alone by linear_state."""
+    compression: Compression | None = None
+    transformers: TransformersDifference | None = None
+    """None: transformers keeps what an engine keeps, but for the rules in `bounds/kv_footprint.py`."""
+
+    def __post_init__(self) -> None:
+        """Refuses a kind without the fields it needs.
+
+        Raises:
+            ValueError: A field is missing; the message names it.
+        """
+        if self.cache not in _WITHOUT_ROWS and (self.kv_heads < 1 or self.key_head_dim < 1):
+            raise ValueError(f"a {self.cache} layer needs kv_heads and key_head_dim")
+        if self.cache in _WINDOWED and not self.window_tokens:
+            raise ValueError(f"a {self.cache} layer needs window_tokens")
+        if self.cache == "linear_state" and self.state is None:
+            raise ValueError("a linear_state layer needs state")
 
 
 class ModelShape(Strict, frozen=True, kw_only=True):
@@ -21,9 +86,12 @@ class ModelShape(Strict, frozen=True, kw_only=True):
 
     model_type: str
     layer_groups: tuple[LayerGroup, ...]
-    vocab_size: int
+    vocab_size: int | None = None
+    """None where the config does not say; the KV arithmetic does not need it."""
     hidden_size: int
     max_position_embeddings: int | None = None
+    in_transformers: bool = True
+    """False: the family's cache class is its own remote code, and only the ideal view exists."""
 
 
 class ModelFacts(Strict, frozen=True, kw_only=True):

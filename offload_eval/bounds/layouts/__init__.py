@@ -1,0 +1,1 @@
+"""One reader of KV layouts per family of config field names."""

@@ -1,0 +1,135 @@
+"""Decoders under the standard field names: num_key_value_heads, head_dim, sliding_window, layer_types.
+
+Families differ in which layers slide when the file has no layer_types. Source: transformers 5.24, each family's
+configuration_*.py (`__post_init__`) and cache_utils.get_layer_types_and_kwargs.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from offload_eval.bounds.layouts.fields import Fields
+from offload_eval.core.shape import LayerGroup
+from offload_eval.errors import UnknownModelStructureError
+
+Layers = list[LayerGroup]
+"""One group of one layer, for every layer in turn."""
+
+
+def attention_layer(fields: Fields) -> LayerGroup:
+    """One layer of full attention; the head size is head_dim where the file or the class has one."""
+    heads = fields.positive("num_attention_heads")
+    head_dim = fields.get("head_dim") or fields.positive("hidden_size") // heads
+    return LayerGroup(
+        count=1, kv_heads=fields.positive("num_key_value_heads"), key_head_dim=head_dim, value_head_dim=head_dim
+    )
+
+
+def sliding(layer: LayerGroup, window_tokens: int) -> LayerGroup:
+    """The layer with a window."""
+    return LayerGroup(
+        count=1,
+        cache="sliding",
+        kv_heads=layer.kv_heads,
+        key_head_dim=layer.key_head_dim,
+        value_head_dim=layer.value_head_dim,
+        window_tokens=window_tokens,
+    )
+
+
+def full_only(fields: Fields) -> Layers:
+    """Every layer keeps every token: Llama, Gemma, Granite, OLMo 2."""
+    layers = fields.positive("num_hidden_layers")
+    declared = set(fields.get("layer_types") or ())
+    if declared - {"full_attention"}:
+        raise UnknownModelStructureError(f"layer_types has {sorted(declared)}; known: full_attention alone")
+    return [attention_layer(fields)] * layers
+
+
+def every_layer_slides(fields: Fields) -> Layers:
+    """A sliding_window that is not null makes every layer slide: Mistral, Mixtral, Phi-3."""
+    layers = fields.positive("num_hidden_layers")
+    if fields.get("layer_types"):
+        return _declared(fields, layers)
+    if fields.get("sliding_window") is None:
+        return [attention_layer(fields)] * layers
+    return [sliding(attention_layer(fields), fields.window("sliding_window"))] * layers
+
+
+def switched_window(fields: Fields) -> Layers:
+    """As `every_layer_slides`, where use_sliding_window is true; else none does: Qwen3-MoE, SmolLM3."""
+    if fields.get("use_sliding_window"):
+        return every_layer_slides(fields)
+    fields.ignore("sliding_window")
+    return full_only(fields)
+
+
+def upper_layers_slide(fields: Fields) -> Layers:
+    """Where use_sliding_window is true, layers from max_window_layers on slide: Qwen2, Qwen3, Qwen2.5-VL."""
+    layers = fields.positive("num_hidden_layers")
+    if fields.get("layer_types"):
+        return _declared(fields, layers)
+    if not fields.get("use_sliding_window") or fields.get("sliding_window") is None:
+        fields.ignore("sliding_window")
+        return [attention_layer(fields)] * layers
+    first = fields.get("max_window_layers")
+    if not isinstance(first, int) or first < 0:
+        raise UnknownModelStructureError(f"max_window_layers is {first!r}; a layer's number is needed")
+    full, slides = attention_layer(fields), sliding(attention_layer(fields), fields.window("sliding_window"))
+    return [slides if index >= first else full for index in range(layers)]
+
+
+def one_full_in(period: int) -> Callable[[Fields], Layers]:
+    """A reader of families whose every `period`th layer is full and the others slide.
+
+    Gemma 2 and gpt-oss 2, Cohere 2 4, Gemma 3 6. sliding_window_pattern says otherwise: a number, or a string of L
+    (sliding) and G (full) that repeats.
+    """
+    return partial(_one_full_in, period)
+
+
+def _one_full_in(period: int, fields: Fields) -> Layers:
+    layers = fields.positive("num_hidden_layers")
+    pattern = fields.get("sliding_window_pattern") or period
+    if fields.get("layer_types"):
+        return _declared(fields, layers)
+    if isinstance(pattern, str) and not set(pattern) - {"L", "G"}:
+        slides = [pattern[index % len(pattern)] == "L" for index in range(layers)]
+    elif isinstance(pattern, int):
+        slides = [bool((index + 1) % pattern) for index in range(layers)]
+    else:
+        raise UnknownModelStructureError(f"sliding_window_pattern is {pattern!r}; a number or L and G are understood")
+    return _mixed(fields, ["sliding_attention" if slide else "full_attention" for slide in slides])
+
+
+def chunked_with_rope(fields: Fields) -> Layers:
+    """Llama 4: layers with rotary embeddings (no_rope_layers is 1) see their chunk, those without see all."""
+    layers = fields.positive("num_hidden_layers")
+    if fields.get("layer_types"):
+        return _declared(fields, layers)
+    interval = fields.positive_or("no_rope_layer_interval", 4)
+    with_rope: Sequence[int] = fields.get("no_rope_layers") or [(index + 1) % interval for index in range(layers)]
+    if len(with_rope) != layers:
+        raise UnknownModelStructureError(f"no_rope_layers has {len(with_rope)} entries for {layers} layers")
+    return _mixed(fields, ["chunked_attention" if rope else "full_attention" for rope in with_rope])
+
+
+def _declared(fields: Fields, layers: int) -> Layers:
+    return _mixed(fields, fields.per_layer("layer_types", layers))
+
+
+def _mixed(fields: Fields, layer_types: Sequence[str]) -> Layers:
+    fields.ignore("sliding_window", "attention_chunk_size")
+    full = attention_layer(fields)
+    by_type = {"full_attention": full}
+    if "sliding_attention" in layer_types:
+        by_type["sliding_attention"] = sliding(full, fields.window("sliding_window"))
+    if "chunked_attention" in layer_types:
+        by_type["chunked_attention"] = LayerGroup(
+            count=1,
+            cache="chunked",
+            kv_heads=full.kv_heads,
+            key_head_dim=full.key_head_dim,
+            value_head_dim=full.value_head_dim,
+            window_tokens=fields.window("attention_chunk_size"),
+        )
+    return [fields.choice("layer_types", layer_type, by_type) for layer_type in layer_types]

@@ -1,0 +1,58 @@
+"""Decoders whose layers differ in kv heads or head sizes, listed layer by layer."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from offload_eval.bounds.layouts.attention import Layers, attention_layer, sliding
+from offload_eval.bounds.layouts.fields import Fields
+from offload_eval.core.shape import LayerGroup
+from offload_eval.errors import UnknownModelStructureError
+
+_NAS_UNKNOWN: Final = ("window_length", "num_sink_tokens", "sparsify", "unshifted_sink")
+
+
+def nemotron_nas(fields: Fields) -> Layers:
+    """Llama-Nemotron (NAS): block_configs gives each layer's heads in a group; no_op attention stores nothing.
+
+    Source: nvidia/Llama-3_3-Nemotron-Super-49B-v1, configuration_decilm.py; formula only, not measured.
+    """
+    heads = fields.positive("num_attention_heads")
+    head_dim = fields.positive("hidden_size") // heads
+    blocks = fields.per_layer("block_configs", fields.positive("num_hidden_layers"))
+    return [_nas_layer(block.get("attention"), heads, head_dim) for block in blocks]
+
+
+def _nas_layer(attention: Any, heads: int, head_dim: int) -> LayerGroup:
+    if not isinstance(attention, Mapping):
+        raise UnknownModelStructureError("block_configs: a block has no attention entry")
+    if attention.get("no_op") or attention.get("replace_with_linear"):
+        return LayerGroup(count=1, cache="none")
+    for name in _NAS_UNKNOWN:
+        if attention.get(name):
+            raise UnknownModelStructureError(f"block_configs: attention.{name} = {attention[name]!r} is unknown here")
+    kv_heads = heads // Fields(attention, {}).positive("n_heads_in_group")
+    return LayerGroup(count=1, kv_heads=kv_heads, key_head_dim=head_dim, value_head_dim=head_dim)
+
+
+def openelm(fields: Fields) -> Layers:
+    """OpenELM: num_kv_heads is a list. Source: apple/OpenELM, configuration_openelm.py; formula only, not measured."""
+    head_dim = fields.positive("head_dim")
+    heads = fields.per_layer("num_kv_heads", fields.positive("num_transformer_layers"))
+    if not all(isinstance(count, int) and count > 0 for count in heads):
+        raise UnknownModelStructureError(f"num_kv_heads is {heads!r}; a positive int for each layer is needed")
+    return [LayerGroup(count=1, kv_heads=count, key_head_dim=head_dim, value_head_dim=head_dim) for count in heads]
+
+
+def mimo_v2(fields: Fields) -> Layers:
+    """MiMo-V2-Flash, as transformers 5.24 writes its config: keys are wider than values.
+
+    Source: models/mimo_v2_flash. The original file's sliding_window_size of 128 is a window of 129 here, and its
+    other field names (hybrid_layer_pattern, swa_*) are refused.
+    """
+    layers = fields.positive("num_hidden_layers")
+    full = msgspec.structs.replace(attention_layer(fields), value_head_dim=fields.positive("v_head_dim"))
+    window = sliding(full, fields.window("sliding_window"))
+    kinds = {"full_attention": full, "sliding_attention": window}
+    return [fields.choice("layer_types", kind, kinds) for kind in fields.per_layer("layer_types", layers)]
