@@ -1,8 +1,10 @@
 """transformers' QuantizedCache with the quanto, hqq and fp8 backends."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, ClassVar
 
+from offload_eval.bounds.kv_footprint import as_transformers
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.strategy_bound import UPSTREAM_DEFAULTS
 from offload_eval.core.experiment import DeviceName, QuantizedSpec, Workload
@@ -50,13 +52,16 @@ class Quantized:
         if self.spec.backend == "fp8":
             return None
         try:
-            (shape,) = model_shape(config.to_dict()).layer_groups
+            groups = model_shape(config.to_dict()).layer_groups
         except UnknownModelStructureError:
             return None  # the backend will say it for itself
         options = UPSTREAM_DEFAULTS | self.spec.options
-        for tokens in quantized_lengths(workload, options["residual_length"]):
-            rows = workload.batch_size * shape.kv_heads * tokens
-            refusal = self._indivisible(rows, shape.key_head_dim, workload.batch_size, options)
+        sizes = {(as_transformers(g).kv_heads, dim) for g in groups for dim in (g.key_head_dim, g.value_head_dim)}
+        for tokens, (kv_heads, head_dim) in product(
+            quantized_lengths(workload, options["residual_length"]), sorted(sizes)
+        ):
+            rows = workload.batch_size * kv_heads * tokens
+            refusal = self._indivisible(rows, head_dim, workload.batch_size, options)
             if refusal is not None:
                 return f"{refusal}, when {tokens} tokens are quantized"
         return None
