@@ -72,7 +72,7 @@ def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
     try:
         shape = model_shape(text.to_dict())
         if not shape.in_transformers:
-            shape, refusal = None, f"model_type {shape.model_type!r} caches in its own code, not in transformers'"
+            refusal, shape = f"model_type {shape.model_type!r} caches in its own code, not in transformers'", None
     except UnknownModelStructureError as error:
         refusal = str(error)
     return ModelFacts(

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from offload_eval.bounds.layouts.attention import Layers, attention_layer, sliding
+from offload_eval.bounds.layouts.attention import Layers, attention_layer
 from offload_eval.bounds.layouts.fields import Fields
 from offload_eval.core.shape import LayerGroup
 from offload_eval.errors import UnknownModelStructureError
@@ -46,13 +46,34 @@ def openelm(fields: Fields) -> Layers:
 
 
 def mimo_v2(fields: Fields) -> Layers:
-    """MiMo-V2-Flash, as transformers 5.24 writes its config: keys are wider than values.
+    """MiMo-V2-Flash: keys wider than values, and twice the kv heads on sliding layers.
 
-    Source: models/mimo_v2_flash. The original file's sliding_window_size of 128 is a window of 129 here, and its
-    other field names (hybrid_layer_pattern, swa_*) are refused.
+    The original file counts the tokens before the query (sliding_window_size), so its window is one more; a
+    converted config has the window itself. Source: transformers 5.24, models/mimo_v2_flash.
     """
     layers = fields.positive("num_hidden_layers")
     full = msgspec.structs.replace(attention_layer(fields), value_head_dim=fields.positive("v_head_dim"))
-    window = sliding(full, fields.window("sliding_window"))
-    kinds = {"full_attention": full, "sliding_attention": window}
-    return [fields.choice("layer_types", kind, kinds) for kind in fields.per_layer("layer_types", layers)]
+    _check_sliding_heads(fields, full)
+    wider = msgspec.structs.replace(full, kv_heads=2 * full.kv_heads)
+    before = fields.get("sliding_window_size")
+    window = fields.window("sliding_window") if before is None else fields.positive("sliding_window_size") + 1
+    slides = msgspec.structs.replace(wider, cache="sliding", window_tokens=window)
+    fields.ignore("sliding_window")
+    if fields.get("layer_types"):
+        fields.ignore("hybrid_layer_pattern")
+        kinds = {"full_attention": full, "sliding_attention": slides}
+        return [fields.choice("layer_types", kind, kinds) for kind in fields.per_layer("layer_types", layers)]
+    pattern = fields.per_layer("hybrid_layer_pattern", layers)
+    return [fields.choice("hybrid_layer_pattern", kind, {0: full, 1: slides}) for kind in pattern]
+
+
+def _check_sliding_heads(fields: Fields, full: LayerGroup) -> None:
+    """The original file states what transformers derives."""
+    derived = {
+        "swa_num_key_value_heads": 2 * full.kv_heads,
+        "swa_head_dim": full.key_head_dim,
+        "swa_v_head_dim": full.value_head_dim,
+    }
+    for name, value in derived.items():
+        if fields.get(name) not in (None, value):
+            raise UnknownModelStructureError(f"{name} is {fields.get(name)!r}; {value} is what transformers caches")
