@@ -1,5 +1,6 @@
 """What the layout readers refuse, what absent fields mean, and what converted configs give."""
 
+import contextlib
 import copy
 import json
 from collections.abc import Callable
@@ -186,3 +187,19 @@ def test_more_tokens_are_never_fewer_bytes_except_in_a_chunk(name: str, view: Ca
         return  # an unfinished stretch's buffers are freed as it closes
     totals = [view(shape, tokens).total_bytes for tokens in (1, 2, 100, 127, 128, 129, 4095, 4096, 4097, 10_000)]
     assert totals == sorted(totals)
+
+
+ODD_VALUES = (None, "x", "", -1, 0, 1, True, 3.5, [], {}, [[1]], {"a": 1}, ["x"], [None])
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_any_odd_value_is_read_or_refused_and_never_crashes(name: str):
+    decoder = MODELS[name].get("text_config", MODELS[name])
+    for field in decoder:
+        for value in ODD_VALUES:
+            with contextlib.suppress(UnknownModelStructureError):
+                model_shape(changed(name, **{field: value}))
+    for field in MODELS[name]:
+        for value in ODD_VALUES:
+            with contextlib.suppress(UnknownModelStructureError):
+                model_shape(MODELS[name] | {field: value})

@@ -5,9 +5,14 @@ Prompt 384, output 136: 519 tokens are cached when the last one is computed.
 """
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
+import torch
+from msgspec.structs import replace
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.strategy_bound import quantized_bits_per_value, residual_tokens, strategy_bound
 from offload_eval.core.experiment import (
     BudgetSpec,
@@ -19,7 +24,12 @@ from offload_eval.core.experiment import (
     Workload,
 )
 from offload_eval.core.judgement import Bound
-from offload_eval.core.shape import LayerGroup, ModelShape
+from offload_eval.core.shape import LayerGroup, LinearState, ModelShape, TransformersDifference
+from offload_eval.execution.generation import TokenClock, generate
+from offload_eval.instruments.cpu import CpuDevice
+from offload_eval.strategies.base import kv_payload_bytes
+from offload_eval.strategies.dynamic import Dynamic
+from offload_eval.strategies.streamed import Streamed
 
 SHAPE = ModelShape(
     model_type="llama",
@@ -32,7 +42,93 @@ SHAPE = ModelShape(
 def bound(strategy: StrategySpec, batch_size: int = 1, dtype: str = "bfloat16", output_tokens: int = 136) -> Bound:
     workload = Workload(batch_size=batch_size, prompt_tokens=384, output_tokens=output_tokens)
     budget = BudgetSpec(device_bytes=512 * 1024**2, runtime_bytes=1000, reserve_bytes=24)
-    return strategy_bound(SHAPE, 269_030_272, dtype, workload, strategy, budget)
+    card = strategy_bound(SHAPE, 269_030_272, dtype, workload, strategy, budget)
+    assert card is not None
+    return card
+
+
+def mixed_bound(strategy: StrategySpec, *groups: LayerGroup, **changes: Any) -> Bound | None:
+    """The card of 2 full and 4 sliding layers of 16 bytes a row, unless told otherwise; 519 tokens, batch 2."""
+    shape = replace(SHAPE, layer_groups=groups or (TWO_FULL, FOUR_SLIDING), **changes)
+    workload = Workload(batch_size=2, prompt_tokens=384, output_tokens=136)
+    return strategy_bound(shape, 1, "bfloat16", workload, strategy, BudgetSpec(device_bytes=10**9))
+
+
+TWO_FULL = LayerGroup(count=2, kv_heads=1, key_head_dim=4, value_head_dim=4)
+FOUR_SLIDING = replace(TWO_FULL, count=4, cache="sliding", window_tokens=100)
+
+
+def test_dynamic_keeps_one_token_less_than_the_window():
+    card = mixed_bound(DynamicSpec())
+    assert card is not None
+    assert card.kv_device_bytes_per_session == (2 * 519 + 4 * 99) * 16
+    assert any("sliding" in assumption for assumption in card.assumptions)
+
+
+def test_streamed_keeps_sliding_layers_on_the_device():
+    card = mixed_bound(StreamedSpec(prefetch_layers=2))
+    assert card is not None
+    assert card.kv_device_bytes_per_session == (2 * 519 + 4 * 99) * 16
+    assert card.kv_host_bytes_per_session == 2 * 519 * 16
+    assert (card.h2d_bytes_per_step, card.d2h_bytes_per_step) == (2 * 2 * 518 * 16, 2 * 2 * 16)
+
+
+def test_offloaded_moves_what_each_layer_holds():
+    """On the device the widest layer one and a half times, and at least a sliding one beside it."""
+    card = mixed_bound(OffloadedSpec())
+    assert card is not None
+    assert card.kv_device_bytes_per_session == 519 * 16 * 3 // 2 + 99 * 16
+    assert card.kv_host_bytes_per_session == (2 * 519 + 4 * 99) * 16
+    assert card.h2d_bytes_per_step == 2 * (2 * 518 + 4 * 99) * 16
+    assert card.d2h_bytes_per_step == 2 * (2 * 519 + 4 * 99) * 16
+
+
+def test_transformers_layout_decides_what_runs():
+    """GPT-Neo's local layers are full ones to transformers, so every strategy sees six full layers."""
+    local = replace(FOUR_SLIDING, transformers=TransformersDifference(cache="full"))
+    for strategy in (StreamedSpec(), QuantizedSpec(backend="fp8")):
+        six = mixed_bound(strategy, replace(TWO_FULL, count=6))
+        assert six is not None
+        assert mixed_bound(strategy, TWO_FULL, local) == six
+
+
+@pytest.mark.parametrize(
+    ("strategy", "group"),
+    [
+        (QuantizedSpec(backend="quanto"), FOUR_SLIDING),
+        (QuantizedSpec(backend="fp8"), replace(TWO_FULL, cache="latent", indexer_head_dim=4)),
+        (StreamedSpec(), LayerGroup(count=1, cache="shared")),
+        (StreamedSpec(), replace(TWO_FULL, kv_heads=2)),
+        (OffloadedSpec(), LayerGroup(count=1, cache="linear_state", state=LinearState(recurrent_values=8))),
+    ],
+)
+def test_no_card_where_the_strategy_does_not_support_the_layers(strategy: StrategySpec, group: LayerGroup):
+    assert mixed_bound(strategy, TWO_FULL, group) is None
+
+
+def test_no_card_for_streamed_without_a_full_layer_nor_for_remote_code():
+    assert mixed_bound(StreamedSpec(), FOUR_SLIDING) is None
+    assert mixed_bound(DynamicSpec(), in_transformers=False) is None
+
+
+@pytest.mark.parametrize("spec", [DynamicSpec(), StreamedSpec(prefetch_layers=1)])
+def test_the_card_of_a_sliding_model_is_exact(spec: DynamicSpec | StreamedSpec):
+    """Two full and two sliding layers of Gemma 2, run for real: the payload at the end is the card's."""
+    sizes = {"num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 97, "head_dim": 8}
+    config = AutoConfig.for_model("gemma2", sliding_window=8, num_attention_heads=4, num_key_value_heads=2, **sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    workload = Workload(batch_size=2, prompt_tokens=17, output_tokens=4)
+    budget = BudgetSpec(device_bytes=10**9)
+    card = strategy_bound(model_shape(config.to_dict()), 1, "bfloat16", workload, spec, budget)
+    strategy = Dynamic(spec) if isinstance(spec, DynamicSpec) else Streamed(spec)
+    device = CpuDevice()
+    with device.open_link(timed=False) as link:
+        cache = strategy.build_cache(config, link, workload.cached_tokens)
+        generate(model, torch.arange(34).reshape(2, 17), cache, workload.output_tokens, TokenClock())
+        payload = kv_payload_bytes(cache, device.tier_of)
+    assert card is not None
+    assert payload["device"] == 2 * card.kv_device_bytes_per_session
+    assert payload["host"] == 2 * card.kv_host_bytes_per_session
 
 
 def test_dynamic_holds_every_token():

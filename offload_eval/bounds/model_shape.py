@@ -45,10 +45,10 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
         UnknownModelStructureError: The model_type or a field describes a layout this arithmetic does not know, or a
             needed field is missing; the message names it.
     """
-    text = config.get("text_config") or config
+    text = Fields(config, {}).section("text_config") or config
     model_type = _reader_name(config, text)
     fields = Fields(text, CLASS_DEFAULTS.get(model_type, {}))
-    outer_reader = OUTER_READERS.get(config.get("model_type") or "")
+    outer_reader = OUTER_READERS.get(str(config.get("model_type")))
     layers = outer_reader(fields, config) if outer_reader and text is not config else READERS[model_type](fields)
     fields.refuse_unread()
     return ModelShape(
@@ -66,10 +66,10 @@ def _reader_name(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     model_type = text.get("model_type") or f"{config.get('model_type')}_text"
     if text is config:
         model_type = config.get("model_type")
-    if model_type not in READERS:
+    if not isinstance(model_type, str) or model_type not in READERS:
         known = ", ".join(sorted(READERS))
         raise UnknownModelStructureError(f"model_type {model_type!r} has no known KV layout; known: {known}")
-    return str(model_type)
+    return model_type
 
 
 def _first_present(fields: Fields, names: tuple[str, ...]) -> str | None:

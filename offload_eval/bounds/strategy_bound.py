@@ -43,8 +43,12 @@ class _Layers:
     def __init__(self, shape: ModelShape, dtype: str) -> None:
         self.bits = BITS_PER_VALUE[dtype]
         self.groups = tuple(map(as_transformers, shape.layer_groups))
-        self.plain = tuple(group for group in self.groups if is_plain(group))
-        self.others = tuple(group for group in self.groups if not is_plain(group))
+        indexed = any(group.indexer_head_dim for group in self.groups)
+        kinds = ("full",) if indexed else ("full", "latent")
+        self.plain = tuple(group for group in self.groups if group.cache in kinds and group.state is None)
+        """Layers that are a DynamicLayer: every token's keys and values, nothing else. In a model with indexers
+        the layers without one have its layer class all the same."""
+        self.others = tuple(group for group in self.groups if group not in self.plain)
         self.count = sum(group.count for group in self.plain)
         widths = [(group.count, group.kv_heads * (group.key_head_dim + group.value_head_dim)) for group in self.plain]
         self.values_a_token = sum(count * width for count, width in widths)
@@ -58,11 +62,6 @@ class _Layers:
     def layer_bytes(self, group: LayerGroup, tokens: int) -> int:
         """The payload of one layer of a group."""
         return transformers_layer_bytes(group, tokens, self.bits)
-
-
-def is_plain(group: LayerGroup) -> bool:
-    """Whether transformers keeps these layers as a DynamicLayer: every token's keys and values, nothing else."""
-    return group.cache in ("full", "latent") and group.state is None and not group.indexer_head_dim
 
 
 def strategy_bound(

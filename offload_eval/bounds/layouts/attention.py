@@ -17,11 +17,16 @@ Layers = list[LayerGroup]
 
 def attention_layer(fields: Fields) -> LayerGroup:
     """One layer of full attention; the head size is head_dim where the file or the class has one."""
-    heads = fields.positive("num_attention_heads")
-    head_dim = fields.get("head_dim") or fields.positive("hidden_size") // heads
+    head_dim = _head_dim(fields)
     return LayerGroup(
         count=1, kv_heads=fields.positive("num_key_value_heads"), key_head_dim=head_dim, value_head_dim=head_dim
     )
+
+
+def _head_dim(fields: Fields) -> int:
+    if fields.get("head_dim") is not None:
+        return fields.positive("head_dim")
+    return fields.divided("hidden_size", "num_attention_heads")
 
 
 def sliding(layer: LayerGroup, window_tokens: int) -> LayerGroup:
@@ -57,7 +62,7 @@ def every_layer_slides(fields: Fields) -> Layers:
 
 def switched_window(fields: Fields) -> Layers:
     """As `every_layer_slides`, where use_sliding_window is true; else none does: Qwen3-MoE, SmolLM3."""
-    if fields.get("use_sliding_window"):
+    if fields.flag("use_sliding_window"):
         return every_layer_slides(fields)
     fields.ignore("sliding_window")
     return full_only(fields)
@@ -68,7 +73,7 @@ def upper_layers_slide(fields: Fields) -> Layers:
     layers = fields.positive("num_hidden_layers")
     if fields.get("layer_types"):
         return _declared(fields, layers)
-    if not fields.get("use_sliding_window") or fields.get("sliding_window") is None:
+    if not fields.flag("use_sliding_window") or fields.get("sliding_window") is None:
         fields.ignore("sliding_window")
         return [attention_layer(fields)] * layers
     first = fields.get("max_window_layers")
@@ -94,7 +99,7 @@ def _one_full_in(period: int, fields: Fields) -> Layers:
         return _declared(fields, layers)
     if isinstance(pattern, str) and not set(pattern) - {"L", "G"}:
         slides = [pattern[index % len(pattern)] == "L" for index in range(layers)]
-    elif isinstance(pattern, int):
+    elif isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
         slides = [bool((index + 1) % pattern) for index in range(layers)]
     else:
         raise UnknownModelStructureError(f"sliding_window_pattern is {pattern!r}; a number or L and G are understood")

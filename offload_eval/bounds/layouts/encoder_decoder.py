@@ -11,6 +11,7 @@ import msgspec
 from offload_eval.bounds.layouts.attention import Layers, attention_layer
 from offload_eval.bounds.layouts.fields import Fields
 from offload_eval.core.shape import LayerGroup
+from offload_eval.errors import UnknownModelStructureError
 
 
 def t5(fields: Fields) -> Layers:
@@ -31,7 +32,7 @@ def whisper(fields: Fields) -> Layers:
 
 def _decoder(fields: Fields, encoder_tokens: int | None) -> Layers:
     heads = fields.positive("decoder_attention_heads")
-    width = fields.positive("d_model") // heads
+    width = fields.divided("d_model", "decoder_attention_heads")
     return _self_and_cross(fields, fields.positive("decoder_layers"), heads, width, encoder_tokens)
 
 
@@ -54,13 +55,15 @@ def llama_vision_with_image(fields: Fields, outer: Mapping[str, Any]) -> Layers:
         fields: The text config.
         outer: The file that holds the text config and the vision config.
     """
-    vision = Fields(outer.get("vision_config") or {}, {})
-    patches = vision.positive("image_size") // vision.positive("patch_size")
+    vision = Fields(Fields(outer, {}).section("vision_config") or {}, {})
+    patches = vision.divided("image_size", "patch_size")
     return _llama_vision(fields, vision.positive("max_num_tiles") * (patches**2 + 1))
 
 
 def _llama_vision(fields: Fields, vision_tokens: int) -> Layers:
     own = attention_layer(fields)
     cross = msgspec.structs.replace(own, cache="cross", encoder_tokens=vision_tokens)
-    cross_layers = set(fields.get("cross_attention_layers") or ())
-    return [cross if index in cross_layers else own for index in range(fields.positive("num_hidden_layers"))]
+    layers, cross_layers = fields.positive("num_hidden_layers"), fields.get("cross_attention_layers")
+    if not isinstance(cross_layers, list | tuple) or not all(index in range(layers) for index in cross_layers):
+        raise UnknownModelStructureError(f"cross_attention_layers is {cross_layers!r}; numbers of layers are needed")
+    return [cross if index in cross_layers else own for index in range(layers)]

@@ -79,6 +79,31 @@ class Fields:
         """The field's value, or `fallback` where it is absent or null."""
         return fallback if self.get(name) is None else self.positive(name)
 
+    def count(self, name: str) -> int:
+        """The field's value, which may be 0; 0 where it is absent or null."""
+        return 0 if self.get(name) in (None, 0) and self.get(name) is not False else self.positive(name)
+
+    def flag(self, name: str) -> bool:
+        """The field's value; false where it is absent or null."""
+        value = self.get(name)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        raise UnknownModelStructureError(f"{name} is {value!r}; true or false is understood")
+
+    def section(self, name: str) -> Mapping[str, Any] | None:
+        """A nested dictionary; None where it is absent, null or empty."""
+        value = self.get(name)
+        if value and not isinstance(value, Mapping):
+            raise UnknownModelStructureError(f"{name} is {value!r}; a dictionary is understood")
+        return value or None
+
+    def divided(self, whole: str, parts: str) -> int:
+        """One field over another, without a remainder."""
+        quotient, remainder = divmod(self.positive(whole), self.positive(parts))
+        if remainder:
+            raise UnknownModelStructureError(f"{whole} is {self.get(whole)}, which {parts} does not divide")
+        return quotient
+
     def window(self, name: str) -> int:
         """The field's value as a window. transformers' cache of a window of 1 would keep every token."""
         tokens = self.positive(name)

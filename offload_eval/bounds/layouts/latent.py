@@ -76,7 +76,7 @@ def _deepseek_v4_kinds(fields: Fields) -> dict[str, LayerGroup]:
     if fields.positive("num_key_value_heads") != 1:
         raise UnknownModelStructureError("num_key_value_heads is not 1; one shared key and value is understood")
     window, width = fields.window("sliding_window"), fields.positive("head_dim")
-    rates = fields.get("compress_rates") or {kind: ratio for ratio, kind in _KIND_OF_RATIO.items()}
+    rates = fields.section("compress_rates") or {kind: ratio for ratio, kind in _KIND_OF_RATIO.items()}
     sparse, heavy = (rates.get(_KIND_OF_RATIO[ratio]) for ratio in (4, 128))
     if not isinstance(sparse, int) or not isinstance(heavy, int):
         raise UnknownModelStructureError(f"compress_rates is {rates!r}; a ratio for each compressed type is needed")

@@ -33,7 +33,9 @@ def state_only(state: LinearState) -> LayerGroup:
 
 def mamba1(fields: Fields) -> Layers:
     """Mamba, Falcon-Mamba: intermediate_size decides, expand only where it is absent."""
-    channels = fields.positive_or("intermediate_size", (fields.get("expand") or 2) * fields.positive("hidden_size"))
+    channels = fields.positive_or(
+        "intermediate_size", fields.positive_or("expand", 2) * fields.positive("hidden_size")
+    )
     state = LinearState(
         conv_channels=channels,
         conv_kernel=fields.positive("conv_kernel"),
@@ -76,9 +78,9 @@ def granite_hybrid(fields: Fields) -> Layers:
 
 def _prefixed_mamba2(fields: Fields) -> LinearState:
     heads, size = fields.positive("mamba_n_heads"), fields.positive("mamba_d_state")
-    inner = fields.positive_or("mamba_d_ssm", (fields.get("mamba_expand") or 2) * fields.positive("hidden_size"))
-    head_dim = fields.get("mamba_d_head")
-    if head_dim not in (None, "auto") and head_dim * heads != inner:
+    inner = fields.positive_or("mamba_d_ssm", fields.positive_or("mamba_expand", 2) * fields.positive("hidden_size"))
+    if fields.get("mamba_d_head") != "auto" and fields.positive_or("mamba_d_head", inner // heads) * heads != inner:
+        head_dim = fields.get("mamba_d_head")
         raise UnknownModelStructureError(f"mamba_d_head = {head_dim!r}: {heads} heads do not make {inner} channels")
     return LinearState(
         conv_channels=inner + 2 * fields.positive("mamba_n_groups") * size,
@@ -120,7 +122,7 @@ def kimi_linear(fields: Fields) -> Layers:
 
     linear_attn_config numbers its layers from 1; a converted config has layer_types and linear_* fields.
     """
-    given: Mapping[str, Any] = fields.get("linear_attn_config") or {
+    given: Mapping[str, Any] = fields.section("linear_attn_config") or {
         "num_heads": fields.positive("linear_num_heads"),
         "head_dim": fields.positive("linear_head_dim"),
         "short_conv_kernel_size": fields.positive("linear_conv_kernel_dim"),

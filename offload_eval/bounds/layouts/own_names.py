@@ -28,14 +28,13 @@ def _all_heads(names: Names, fields: Fields) -> Layers:
 
 
 def _layer(names: Names, fields: Fields, kv_heads: int | None = None) -> LayerGroup:
-    heads = fields.positive(names[1])
-    head_dim = fields.positive(names[0]) // heads
+    heads, head_dim = fields.positive(names[1]), fields.divided(names[0], names[1])
     return LayerGroup(count=1, kv_heads=kv_heads or heads, key_head_dim=head_dim, value_head_dim=head_dim)
 
 
 def gpt_bigcode(fields: Fields) -> Layers:
     """GPT-BigCode: one kv head where multi_query. Source: models/gpt_bigcode."""
-    kv_heads = 1 if fields.get("multi_query") else None
+    kv_heads = 1 if fields.flag("multi_query") else None
     return [_layer(GPT2_NAMES, fields, kv_heads)] * fields.positive("n_layer")
 
 
@@ -46,8 +45,8 @@ def falcon(fields: Fields) -> Layers:
     models/falcon/modeling_falcon.py (`_split_heads`).
     """
     layers, heads = fields.positive("num_hidden_layers"), fields.positive("num_attention_heads")
-    if not fields.get("new_decoder_architecture"):
-        return [_layer(STANDARD_NAMES, fields, 1 if fields.get("multi_query") else None)] * layers
+    if not fields.flag("new_decoder_architecture"):
+        return [_layer(STANDARD_NAMES, fields, 1 if fields.flag("multi_query") else None)] * layers
     fields.ignore("multi_query")
     plain = _layer(STANDARD_NAMES, fields, fields.positive("num_kv_heads"))
     layer = LayerGroup(

@@ -33,13 +33,17 @@ def gemma4(fields: Fields) -> Layers:
         if fields.get("layer_types"):
             raise UnknownModelStructureError("layer_types: the last layer must be full_attention")
         layers[-1] = msgspec.structs.replace(layers[-1], cache="full", window_tokens=None)
-    overrides = _by_index(fields.get("per_layer_config") or _global_heads(fields, layers))
+    overrides = _by_index(fields.section("per_layer_config") or _global_heads(fields, layers))
     fields.ignore("global_head_dim", "num_global_key_value_heads")
     return _share(fields, [_override(layer, overrides.get(index, {})) for index, layer in enumerate(layers)])
 
 
 def _by_index(overrides: Mapping[Any, Mapping[str, int]]) -> dict[int, Mapping[str, int]]:
     """Layer numbers are text in a converted config."""
+    if not all(str(index).isdecimal() and isinstance(override, Mapping) for index, override in overrides.items()):
+        raise UnknownModelStructureError(
+            f"per_layer_config is {overrides!r}; a layer's number with its fields is known"
+        )
     return {int(index): override for index, override in overrides.items()}
 
 
@@ -58,13 +62,13 @@ def _override(layer: LayerGroup, override: Mapping[str, int]) -> LayerGroup:
 
 def _global_heads(fields: Fields, layers: Layers) -> Mapping[Any, Mapping[str, int]]:
     override = {"head_dim": fields.positive("global_head_dim")}
-    if fields.get("attention_k_eq_v") and fields.get("num_global_key_value_heads") is not None:
+    if fields.flag("attention_k_eq_v") and fields.get("num_global_key_value_heads") is not None:
         override["num_key_value_heads"] = fields.positive("num_global_key_value_heads")
     return {index: override for index, layer in enumerate(layers) if layer.cache == "full"}
 
 
 def _share(fields: Fields, layers: Layers) -> Layers:
-    shared = fields.get("num_kv_shared_layers") or 0
-    if not isinstance(shared, int) or not 0 <= shared < len(layers):
+    shared = fields.count("num_kv_shared_layers")
+    if shared >= len(layers):
         raise UnknownModelStructureError(f"num_kv_shared_layers is {shared!r}; fewer than {len(layers)} are possible")
     return layers[: len(layers) - shared] + [LayerGroup(count=1, cache="shared")] * shared

@@ -19,12 +19,13 @@ def nemotron_nas(fields: Fields) -> Layers:
     Source: nvidia/Llama-3_3-Nemotron-Super-49B-v1, configuration_decilm.py; formula only, not measured.
     """
     heads = fields.positive("num_attention_heads")
-    head_dim = fields.positive("hidden_size") // heads
+    head_dim = fields.divided("hidden_size", "num_attention_heads")
     blocks = fields.per_layer("block_configs", fields.positive("num_hidden_layers"))
-    return [_nas_layer(block.get("attention"), heads, head_dim) for block in blocks]
+    return [_nas_layer(block, heads, head_dim) for block in blocks]
 
 
-def _nas_layer(attention: Any, heads: int, head_dim: int) -> LayerGroup:
+def _nas_layer(block: Any, heads: int, head_dim: int) -> LayerGroup:
+    attention = block.get("attention") if isinstance(block, Mapping) else None
     if not isinstance(attention, Mapping):
         raise UnknownModelStructureError("block_configs: a block has no attention entry")
     if attention.get("no_op") or attention.get("replace_with_linear"):
@@ -32,7 +33,9 @@ def _nas_layer(attention: Any, heads: int, head_dim: int) -> LayerGroup:
     for name in _NAS_UNKNOWN:
         if attention.get(name):
             raise UnknownModelStructureError(f"block_configs: attention.{name} = {attention[name]!r} is unknown here")
-    kv_heads = heads // Fields(attention, {}).positive("n_heads_in_group")
+    kv_heads = Fields({**attention, "num_attention_heads": heads}, {}).divided(
+        "num_attention_heads", "n_heads_in_group"
+    )
     return LayerGroup(count=1, kv_heads=kv_heads, key_head_dim=head_dim, value_head_dim=head_dim)
 
 
