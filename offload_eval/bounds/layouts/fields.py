@@ -81,7 +81,8 @@ class Fields:
 
     def count(self, name: str) -> int:
         """The field's value, which may be 0; 0 where it is absent or null."""
-        return 0 if self.get(name) in (None, 0) and self.get(name) is not False else self.positive(name)
+        value = self.get(name)
+        return 0 if value is None or (type(value) is int and value == 0) else self.positive(name)
 
     def flag(self, name: str) -> bool:
         """The field's value; false where it is absent or null."""
