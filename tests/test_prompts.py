@@ -100,6 +100,17 @@ def test_jsonl_joins_one_field_of_every_line(tmp_path: Path):
     assert read_text(JsonlPrompt(path=str(path))) == "a\n\nb"
 
 
+def test_a_separator_of_unicode_inside_a_line_ends_no_line(tmp_path: Path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "a\u2028b"}\r\n{"text": "c\x85d"}\n', encoding="utf-8")
+    assert read_text(JsonlPrompt(path=str(path))) == "a\u2028b\n\nc\x85d"
+
+
+def test_more_tokens_than_memory_are_refused_before_any_is_made():
+    with pytest.raises(InputError, match=r"= 1,048,576,000,000; allowed: at most"):
+        prepare("unused", workload(RandomPrompt(), batch_size=2**16, prompt_tokens=16_000_000), context_tokens=None)
+
+
 @pytest.mark.parametrize("line", ['{"other": 1}', "not json", "[1]", '{"text": 5}', '"text"'])
 def test_a_bad_line_is_named(tmp_path: Path, line: str):
     path = tmp_path / "lines.jsonl"

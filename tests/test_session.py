@@ -630,6 +630,16 @@ class TestResume:
         assert added["fidelity"]["bit_equal"]
         assert added["conditions"]["forced_tokens"]
 
+    def test_reference_files_that_cannot_be_read_are_made_again(
+        self, clean_run: FinishedRun, copied_run: Path
+    ) -> None:
+        (copied_run / "records.jsonl").write_text("")
+        for file in (copied_run / "reference").iterdir():
+            file.write_text("junk")
+        result = invoke(clean_run.experiment, "--out", copied_run, "--resume")
+        assert result.exit_code == 0, result.output
+        assert all(record["fidelity"] is not None for record in read_records(copied_run))
+
     def test_a_workload_changed_under_its_name_gets_its_own_prompt(
         self, copied_run: Path, tmp_path: Path, tiny_experiment: WriteExperiment
     ) -> None:

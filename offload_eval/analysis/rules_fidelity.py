@@ -81,11 +81,17 @@ def check_reference(record: RunRecord) -> Finding | None:
         return None
     if ran_on_own_tokens(record):
         return None
+    if record.spec.is_baseline and record.spec.workload.prompt_tokens == 1:
+        return Finding(
+            code="no_noise_floor",
+            severity="note",
+            message="a prompt of a single token cannot be prefilled in chunks: there is no noise floor.",
+            run_ids=(record.run_id,),
+        )
     return Finding(
         code="no_reference",
         severity="warning",
-        message="fidelity was planned but there is none. Suspected cause: the baseline gave no reference logits, or "
-        "is itself given a single prompt token, which cannot be prefilled in chunks.",
+        message="fidelity was planned but there is none. Suspected cause: the baseline gave no reference logits.",
         remedy="Get the baseline of this workload to finish, then run the cell again.",
         run_ids=(record.run_id,),
     )

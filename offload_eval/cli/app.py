@@ -12,7 +12,7 @@ from offload_eval.errors import ExitCode, OffloadEvalError
 
 app = typer.Typer(
     help="Measures what offloading or quantizing the KV cache buys, beside the analytic bound.",
-    epilog="Exit codes: 0 done; 1 a gate or a cell fell short; 2 bad input; 3 this environment cannot do it; "
+    epilog="Exit codes: 0 done; 1 a cell failed or timed out; 2 bad input; 3 this environment cannot do it; "
     "130 interrupted.",
     add_completion=False,
     no_args_is_help=True,
@@ -140,6 +140,11 @@ def _end(body: Callable[[], int]) -> NoReturn:
 
         print_error(str(error))
         code = error.exit_code
+    except OSError as error:
+        from offload_eval.cli.console import print_error
+
+        print_error(f"{error.filename or 'standard output'}: {error.strerror}")
+        code = ExitCode.ENVIRONMENT
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     raise typer.Exit(int(code))

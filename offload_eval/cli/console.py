@@ -23,7 +23,7 @@ class _PipeConsole(Console):
 
 def result_console() -> Console:
     """Returns the console for what was asked for; in a pipe, wide enough for every table."""
-    is_free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    is_free = not (sys.stdout and sys.stdout.isatty()) and "COLUMNS" not in os.environ
     return _PipeConsole(width=PIPE_WIDTH if is_free else None)
 
 

@@ -22,7 +22,9 @@ def report_command(*, run_dir: Path, json_output: bool) -> int:
     directory = RunDirectory.read(run_dir)
     records = directory.records()
     if not records:
-        raise InputError(f"{run_dir}: no cell has finished; continue with `offload-eval run --resume --out {run_dir}`")
+        raise InputError(
+            f"{run_dir}: no cell has finished; continue with `offload-eval run EXPERIMENT --resume --out {run_dir}`"
+        )
     show_report(run_dir, directory.experiment, records, json_output=json_output)
     return ExitCode.DONE
 

@@ -5,14 +5,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from rich.box import SIMPLE
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from offload_eval.bounds.strategy_bound import strategy_bound
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.progress import open_progress
 from offload_eval.cli.report import show_report
-from offload_eval.core.experiment import Experiment, RunSpec, content_hash
+from offload_eval.core.experiment import BudgetSpec, Experiment, RunSpec, content_hash
 from offload_eval.core.judgement import Bound
 from offload_eval.errors import ExitCode, InputError
 from offload_eval.execution.launcher import preflight
@@ -49,7 +50,10 @@ def run_command(
     if resume and out is None:
         raise InputError("--resume needs --out, the directory of the run to continue")
     asked = load_experiment(experiment, overrides, device)
-    checked = preflight(asked, _PREFLIGHT_TIMEOUT_S)
+    try:
+        checked = preflight(asked, _PREFLIGHT_TIMEOUT_S)
+    except InputError as error:
+        raise InputError(f"{experiment}: {error}") from error
     cells = expand_cells(asked, checked)
     if dry_run:
         _show_cells(cells, checked, json_output=json_output)
@@ -61,7 +65,12 @@ def run_command(
         else RunDirectory.create(path, asked, checked.machine)
     )
     with opened as directory:
-        _run(asked, checked, directory, cells)
+        try:
+            _run(asked, checked, directory, cells)
+        except KeyboardInterrupt:
+            command = _resume_command(experiment, overrides, device, path)
+            progress_console().out(f"interrupted; finished cells are kept: continue with {command}", highlight=False)
+            raise
         records = directory.records()
     show_report(path, asked, records, json_output=json_output)
     wanted = {content_hash(spec) for spec in cells}
@@ -72,14 +81,15 @@ def run_command(
 def _run(experiment: Experiment, checked: Preflight, directory: RunDirectory, cells: list[RunSpec]) -> None:
     finished = directory.finished_run_ids()
     num_cells = sum(content_hash(spec) not in finished for spec in cells)
-    try:
-        with open_progress(progress_console(), num_cells) as progress:
-            Session(experiment, checked, directory, progress).run(cells)
-    except KeyboardInterrupt:
-        path = shlex.quote(str(directory.path))
-        message = f"interrupted; finished cells are kept: continue with --resume --out {path}"
-        progress_console().out(message, highlight=False)
-        raise
+    with open_progress(progress_console(), num_cells) as progress:
+        Session(experiment, checked, directory, progress).run(cells)
+
+
+def _resume_command(experiment: Path, overrides: list[str], device: str | None, path: Path) -> str:
+    """What continues this very run: an override left out would make it another experiment."""
+    words = ["offload-eval", "run", str(experiment), "--resume", "--out", str(path)]
+    words += [word for override in overrides for word in ("--set", override)]
+    return shlex.join([*words, *(["--device", device] if device else [])])
 
 
 def _default_directory(experiment: Experiment) -> Path:
@@ -98,34 +108,34 @@ def _show_cells(cells: list[RunSpec], checked: Preflight, *, json_output: bool) 
         return
     console = result_console()
     console.print(_cells_table(cells, bounds, checked))
-    for note in _notes(checked):
+    for note in _notes(checked, cells[0].budget):
         console.out(note, highlight=False)
 
 
 def _cells_table(cells: list[RunSpec], bounds: list[Bound | None], checked: Preflight) -> Table:
-    table = Table(
-        box=SIMPLE, title=f"{len(cells)} cells on {checked.device}; every number is analytic, an upper bound"
-    )
-    for name in ("workload", "strategy"):
-        table.add_column(name, overflow="fold")
-    for name in (
-        "device KV\nper session",
-        "host KV\nper session",
-        "H2D\nper step",
-        "D2H\nper step",
-        "sessions\nat most",
-    ):
+    """One row a cell, under a row that names its workload; it fits 80 columns."""
+    title = f"{len(cells)} cells on {checked.device}; every number is analytic, an upper bound"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
+    table.add_column("strategy", overflow="fold", min_width=16)
+    for name in ("device KV\na session", "host KV\na session", "H2D\na step", "D2H\na step", "sessions\nat most"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("runs\nhere", no_wrap=True)
-    for spec, bound in zip(cells, bounds, strict=True):
-        numbers = ["-"] * 5 if bound is None else _numbers(bound)
-        table.add_row(spec.workload.label, spec.strategy.label, *numbers, "no" if _refusal(spec, checked) else "yes")
+    workload = None
+    for spec, bound in sorted(zip(cells, bounds, strict=True), key=lambda cell: cell[0].workload.label):
+        if spec.workload.label != workload:
+            workload = spec.workload.label
+            table.add_row(Text(workload, style="bold"))
+        name = spec.strategy.label + (" (unsupported)" if _refusal(spec, checked) else "")
+        table.add_row(name, *(["-"] * 5 if bound is None else _numbers(bound)))
     return table
 
 
-def _notes(checked: Preflight) -> list[str]:
+def _notes(checked: Preflight, budget: BudgetSpec) -> list[str]:
     refused = [(cell, refusal) for cell, refusal in checked.refusals.items() if refusal]
     notes = [f"{workload} / {strategy}: unsupported: {refusal}" for (workload, strategy), refusal in refused]
+    weights_bytes = budget.weights_bytes or checked.model.weights_bytes
+    if weights_bytes >= budget.device_bytes:
+        sizes = f"{format_bytes(weights_bytes)} of {format_bytes(budget.device_bytes)}"
+        notes.append(f"no session fits: the weights alone take {sizes}")
     if checked.model.shape_refusal:
         notes.append(f"no analytic bound: {checked.model.shape_refusal}")
     return notes

@@ -79,9 +79,9 @@ class Workload(Strict, frozen=True, kw_only=True):
     """One generation job. Lengths are exact and enforced: never truncated, never padded."""
 
     name: Name | None = None
-    batch_size: PositiveInt = 1
-    prompt_tokens: PositiveInt
-    output_tokens: Annotated[int, Meta(ge=2)]
+    batch_size: Annotated[int, Meta(ge=1, le=65_536)] = 1
+    prompt_tokens: Annotated[int, Meta(ge=1, le=2**24)]
+    output_tokens: Annotated[int, Meta(ge=2, le=2**24)]
     """At least two: TPOT is undefined for a single token."""
     seed: NonNegativeInt = 0
     """Where in the text the prompts start, or the random tokens' seed."""
@@ -175,7 +175,7 @@ class MeasurementPlan(Strict, frozen=True, kw_only=True):
 
     warmups: NonNegativeInt = 0
     """Full-length runs before anything is timed, besides the fidelity pass, which warms up too."""
-    trials: PositiveInt = 3
+    trials: Annotated[int, Meta(ge=1, le=10_000)] = 3
     memory_trials: NonNegativeInt = 1
     transfer_trials: NonNegativeInt = 1
     fidelity: bool = True
@@ -183,6 +183,7 @@ class MeasurementPlan(Strict, frozen=True, kw_only=True):
     """The baseline is compared with itself prefilled in chunks of this size, or of about half a shorter prompt. Odd:
     chunks that fall on an attention kernel's tiles may give equal bits, and no floor."""
     cell_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
+    """For loading the model, for recording a reference, and for the passes of a cell, each."""
 
 
 class CpuSpec(Strict, frozen=True, kw_only=True):

@@ -143,7 +143,7 @@ def _take(step: _Step, progress: _Progress, report: Callable[[], None]) -> None:
 
 def _warming_steps(run: CellRun, progress: _Progress) -> list[_Step]:
     """The fidelity pass comes first: it warms up what is timed later. Its float64 logits are under no cap."""
-    wanted = run.spec.measurement.fidelity and run.files.is_complete(with_logits=True)
+    wanted = run.spec.measurement.fidelity and run.files.is_complete(run.spec.workload, with_logits=True)
     can_compare = not run.spec.is_baseline or _noise_floor_chunk(run.spec) is not None
     return [("fidelity", partial(_compare, run, progress))] if wanted and can_compare else []
 

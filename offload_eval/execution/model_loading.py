@@ -15,6 +15,8 @@ from offload_eval.core.shape import ModelFacts
 from offload_eval.errors import InputError, UnknownModelStructureError
 from offload_eval.units import MIB
 
+_QUOTED_CHARACTERS = 300
+"""Of what upstream says; some of its messages list every model there is."""
 _RANDOM_WEIGHTS_SEED = 0
 """Every worker draws the same random weights, so that their logits can be compared."""
 
@@ -30,9 +32,7 @@ def load_config(spec: ModelSpec) -> Any:
             return AutoConfig.from_pretrained(spec.config, trust_remote_code=spec.trust_remote_code)
         return AutoConfig.from_pretrained(**_pretrained_arguments(spec))
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"model {spec.location}: no config that transformers can read: {_first_line(error)}"
-        ) from error
+        raise InputError(f"model {spec.location}: no config that transformers can read: {_quoted(error)}") from error
 
 
 def load_tokenizer(spec: ModelSpec) -> Any:
@@ -44,7 +44,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     try:
         return AutoTokenizer.from_pretrained(**_pretrained_arguments(spec))
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"model {spec.location}: no tokenizer: {_first_line(error)}") from error
+        raise InputError(f"model {spec.location}: no tokenizer: {_quoted(error)}") from error
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> Any:
@@ -64,8 +64,7 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
 
 def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
     """Learns what is known before any weight is loaded; the model is built without data to count its bytes."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, **_build_arguments(spec))
+    model = _build_without_data(spec, config)
     tensors = (*model.parameters(), *model.buffers())
     text = config.get_text_config(decoder=True)
     shape, refusal = None, None
@@ -84,6 +83,24 @@ def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
         context_tokens=getattr(text, "max_position_embeddings", None),
         vocab_size=text.vocab_size,
     )
+
+
+def _build_without_data(spec: ModelSpec, config: Any) -> Any:
+    """Builds the model on the meta device.
+
+    Raises:
+        InputError: transformers has no causal language model for the config, or not with this attention.
+    """
+    if type(config) not in AutoModelForCausalLM._model_mapping and not spec.trust_remote_code:
+        raise InputError(f"model {spec.location}: model_type {config.model_type!r} is no causal language model")
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, **_build_arguments(spec))
+    except (ValueError, ImportError) as error:
+        if "attn_implementation" in str(error) or "attention" in str(error):
+            place = f"model.attn_implementation: {spec.attn_implementation!r} is not supported by this model"
+            raise InputError(f"{place}; allowed: eager, or what its implementation has: {_quoted(error)}") from error
+        raise InputError(f"model {spec.location}: cannot be built: {_quoted(error)}") from error
 
 
 def _build_arguments(spec: ModelSpec) -> dict[str, Any]:
@@ -131,6 +148,6 @@ def _ends(file: Path) -> bytes:
         return first + stream.read()
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _quoted(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words[:_QUOTED_CHARACTERS] if words else type(error).__name__

@@ -24,6 +24,12 @@ def run_preflight(experiment: Experiment) -> Preflight:
             f"model {experiment.model.location}: its weights are quantized, and their bytes cannot be counted before "
             "they are loaded; state budget.weights_bytes"
         )
+    machine = read_machine(with_accelerator=device == "cuda", accelerator_uuid=accelerator_uuid(device))
+    threads = experiment.cpu.compute_threads
+    if threads is not None and threads > machine.cpu_cores:
+        raise InputError(
+            f"cpu.compute_threads: {threads}; allowed: 1 to {machine.cpu_cores}, the cores of this process"
+        )
     model = read_model_facts(experiment.model, config)
     refusals = {
         (workload.label, strategy.label): load_strategy(strategy).refusal(device, config, workload)
@@ -33,7 +39,7 @@ def run_preflight(experiment: Experiment) -> Preflight:
     return Preflight(
         device=device,
         evidence="measured" if device == "cuda" else "emulated",
-        machine=read_machine(with_accelerator=device == "cuda", accelerator_uuid=accelerator_uuid(device)),
+        machine=machine,
         model=model,
         prompts=prepare_prompts(experiment, model),
         refusals=refusals,

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from offload_eval.errors import InputError
 from offload_eval.execution.messages import TokenArray
 from offload_eval.execution.model_loading import load_tokenizer
 
+MAX_PROMPT_TOKENS: Final = 2**26
+"""Half a GiB of token ids, which every worker loads."""
+
 
 def prepare_prompts(experiment: Experiment, model: ModelFacts) -> dict[str, TokenArray]:
     """Builds `[batch, prompt_tokens]` token ids for every workload, keyed by its label.
@@ -33,6 +36,7 @@ def prepare_prompts(experiment: Experiment, model: ModelFacts) -> dict[str, Toke
     """
     for index, workload in enumerate(experiment.workloads):
         _check_context(index, workload, model)
+        _check_size(index, workload)
     texts: dict[PromptSource, TokenArray] = {}
     tokenizer = None
     prompts = {}
@@ -58,7 +62,7 @@ def read_text(source: PromptSource) -> str:
         case TextPrompt(path=path):
             return _read_utf8(path)
         case JsonlPrompt(path=path, field=field):
-            lines = enumerate(_read_utf8(path).splitlines(), start=1)
+            lines = enumerate(_read_utf8(path).split("\n"), start=1)  # the separators of Unicode may stand inside
             return "\n\n".join(_jsonl_field(path, number, line, field) for number, line in lines if line.strip())
         case PydocPrompt():
             from pydoc_data.topics import topics  # half a megabyte, and only here
@@ -76,13 +80,16 @@ def _read_utf8(path: str) -> str:
 
 
 def _jsonl_field(path: str, number: int, line: str, field: str) -> str:
+    place = f"prompt text {path}, line {number}"
     try:
-        value = json.loads(line)[field]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"prompt text {path}, line {number}: no field {field!r} in a JSON object: {error}") from error
-    if not isinstance(value, str):
-        raise InputError(f"prompt text {path}, line {number}: {field} is {value!r}; allowed: a string")
-    return value
+        record = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{place}: not JSON: {error}") from error
+    if not isinstance(record, dict) or field not in record:
+        raise InputError(f"{place}: allowed: a JSON object with the field {field!r}")
+    if not isinstance(record[field], str):
+        raise InputError(f"{place}: {field} is {record[field]!r}; allowed: a string")
+    return str(record[field])
 
 
 def _tokenize(tokenizer: Any, text: str, *, add_special_tokens: bool) -> TokenArray:
@@ -96,6 +103,15 @@ def _check_context(index: int, workload: Workload, model: ModelFacts) -> None:
         raise InputError(
             f"workloads[{index}] ({workload.label}): prompt_tokens + output_tokens = {total_tokens:,}; allowed: at "
             f"most {model.context_tokens:,}, the model's context. Nothing is truncated."
+        )
+
+
+def _check_size(index: int, workload: Workload) -> None:
+    total_tokens = workload.batch_size * workload.prompt_tokens
+    if total_tokens > MAX_PROMPT_TOKENS:
+        raise InputError(
+            f"workloads[{index}] ({workload.label}): batch_size * prompt_tokens = {total_tokens:,}; allowed: at most "
+            f"{MAX_PROMPT_TOKENS:,}"
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from offload_eval.core.experiment import Workload
 from offload_eval.execution.messages import TokenArray
 
 
@@ -19,9 +20,12 @@ class ReferenceFiles:
         self.tokens = directory / f"{reference_key}.tokens.npy"
         self.logits = directory / f"{reference_key}.logits.npy"
 
-    def is_complete(self, *, with_logits: bool) -> bool:
-        """Whether the baseline has left all that a cell needs."""
-        return self.tokens.exists() and (self.logits.exists() or not with_logits)
+    def is_complete(self, workload: Workload, *, with_logits: bool) -> bool:
+        """Whether the baseline has left, whole and readable, all that a cell of the workload needs."""
+        shape_BN = (workload.batch_size, workload.output_tokens)
+        if _shape(self.tokens) != shape_BN:
+            return False
+        return not with_logits or (_shape(self.logits) or ())[:2] == shape_BN[::-1]
 
     def save_prompt(self, tokens: TokenArray) -> None:
         """Writes the prompt, whole or not at all."""
@@ -33,7 +37,7 @@ class ReferenceFiles:
 
     def load_tokens(self) -> TokenArray | None:
         """The reference tokens `[batch, output_tokens]`; None where the baseline has recorded none."""
-        return _load_tokens(self.tokens) if self.tokens.exists() else None
+        return None if _shape(self.tokens) is None else _load_tokens(self.tokens)
 
     def open_logits(self) -> npt.NDArray[np.float32]:
         """The reference logits `[output_tokens, batch, vocab]`, mapped from disk."""
@@ -52,6 +56,14 @@ class ReferenceFiles:
     def drop_logits(self) -> None:
         """Removes the logits, which are large and serve no finished run."""
         self.logits.unlink(missing_ok=True)
+
+
+def _shape(path: Path) -> tuple[int, ...] | None:
+    """Shape of a stored array; None where there is none that can be read."""
+    try:
+        return tuple(np.load(path, mmap_mode="r").shape)
+    except (OSError, ValueError, EOFError):
+        return None
 
 
 def _save_tokens(path: Path, tokens: TokenArray) -> None:

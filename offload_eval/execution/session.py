@@ -120,7 +120,7 @@ class Session:
         self._drop_worker()
 
     def _has_reference(self, spec: RunSpec) -> bool:
-        return self._files(spec).is_complete(with_logits=spec.measurement.fidelity)
+        return self._files(spec).is_complete(spec.workload, with_logits=spec.measurement.fidelity)
 
     def _require_disk(self, missing: Sequence[RunSpec]) -> None:
         """Checks that the logits still to be recorded will fit.
@@ -212,9 +212,7 @@ class Session:
 
     def _write_prompts(self, cells: Sequence[RunSpec]) -> None:
         for spec in cells:
-            files = self._files(spec)
-            if not files.prompt.exists():
-                files.save_prompt(self._preflight.prompts[spec.workload.label])
+            self._files(spec).save_prompt(self._preflight.prompts[spec.workload.label])
 
 
 class _StageWatch:

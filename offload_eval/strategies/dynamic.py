@@ -15,8 +15,11 @@ class Dynamic:
     def __init__(self, spec: DynamicSpec) -> None:
         self.spec = spec
 
-    def refusal(self, _device: DeviceName, _config: Any, _workload: Workload) -> str | None:
-        """Runs everywhere."""
+    def refusal(self, _device: DeviceName, config: Any, _workload: Workload) -> str | None:
+        """Runs everywhere, on a model that keeps keys and values at all."""
+        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+        if layers and not any(hasattr(layer, "get_seq_length") for layer in layers):
+            return "the model has no attention layer: it keeps a state and no KV cache"
         return None
 
     def prepare(self, _device: DeviceName) -> None:
