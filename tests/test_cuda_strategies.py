@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny_models import tiny_llama
 
 from offload_eval.core.experiment import (
     BudgetSpec,
@@ -38,9 +38,8 @@ STRATEGIES: list[StrategySpec] = [
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "llama",
+    return tiny_llama(
+        torch.bfloat16,
         num_hidden_layers=LAYERS,
         hidden_size=512,
         intermediate_size=1024,
@@ -48,8 +47,7 @@ def model() -> Any:
         num_key_value_heads=KV_HEADS,
         head_dim=HEAD_DIM,
         vocab_size=1000,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().to("cuda")
+    ).to("cuda")
 
 
 def spec_of(strategy: StrategySpec, batch_size: int) -> RunSpec:

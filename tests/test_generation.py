@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from tiny_models import tiny_llama
+from transformers import AutoTokenizer, GenerationConfig
 
 from offload_eval.core.experiment import DynamicSpec, ModelSpec, StrategySpec, StreamedSpec
 from offload_eval.execution.fidelity import ForcedTokens, LogitsRecorder
@@ -22,9 +23,8 @@ VOCAB = 50
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "llama",
+    return tiny_llama(
+        torch.float32,
         num_hidden_layers=2,
         hidden_size=32,
         intermediate_size=48,
@@ -33,7 +33,6 @@ def model() -> Any:
         head_dim=8,
         vocab_size=VOCAB,
     )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")

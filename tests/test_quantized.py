@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny_models import tiny_llama
+from transformers import AutoConfig
 
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.strategy_bound import strategy_bound
@@ -22,9 +23,8 @@ TOKEN_VALUES = BATCH * LAYERS * KV_HEADS * 2 * HEAD_DIM
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "llama",
+    return tiny_llama(
+        torch.bfloat16,
         num_hidden_layers=LAYERS,
         hidden_size=64,
         intermediate_size=64,
@@ -33,7 +33,6 @@ def model() -> Any:
         head_dim=HEAD_DIM,
         vocab_size=64,
     )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
 def workload(output_tokens: int, batch_size: int = BATCH, prompt_tokens: int = PROMPT) -> Workload:

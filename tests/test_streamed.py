@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from delayed_link import DelayedLink
+from tiny_models import tiny_llama
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from offload_eval.core.experiment import DynamicSpec, StreamedSpec, Workload
@@ -26,9 +27,8 @@ ROW_BYTES = BATCH * KV_HEADS * 2 * HEAD_DIM * 4
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "llama",
+    return tiny_llama(
+        torch.float32,
         num_hidden_layers=LAYERS,
         hidden_size=32,
         intermediate_size=48,
@@ -37,7 +37,6 @@ def model() -> Any:
         head_dim=HEAD_DIM,
         vocab_size=97,
     )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 def run(model: Any, cache: Any, prefill_chunk_tokens: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from typing import Final
 
 from offload_eval.analysis.cells import merged_sample
 from offload_eval.bounds.admission import admission_limit
-from offload_eval.bounds.strategy_bound import strategy_bound
+from offload_eval.bounds.strategy_bound import cell_bound
 from offload_eval.core.judgement import Bound
 from offload_eval.core.records import RunRecord
 
@@ -16,17 +16,7 @@ SESSIONS_BY_PEAK_ASSUMPTION: Final = (
 
 def analytic_bound(record: RunRecord) -> Bound | None:
     """The analytic card of a record's cell; None where the arithmetic refuses the model."""
-    spec = record.spec
-    if record.model.shape is None:
-        return None
-    return strategy_bound(
-        record.model.shape,
-        record.model.weights_bytes,
-        spec.model.dtype,
-        spec.workload,
-        spec.strategy,
-        spec.budget,
-    )
+    return cell_bound(record.spec, record.model)
 
 
 def analytic_sessions(record: RunRecord) -> int | None:

@@ -20,12 +20,13 @@ from offload_eval.core.experiment import (
     DynamicSpec,
     OffloadedSpec,
     QuantizedSpec,
+    RunSpec,
     StrategySpec,
     StreamedSpec,
     Workload,
 )
 from offload_eval.core.judgement import Bound
-from offload_eval.core.shape import LayerGroup, ModelShape
+from offload_eval.core.shape import LayerGroup, ModelFacts, ModelShape
 
 UPSTREAM_OFFLOADED_LAYERS: Final = Fraction(5, 2)
 """Layers of KV on the device at once under transformers' offloading: the layer in use, the one prefetched after it,
@@ -62,6 +63,15 @@ class _Layers:
     def layer_bytes(self, group: LayerGroup, tokens: int) -> int:
         """The payload of one layer of a group."""
         return transformers_layer_bytes(group, tokens, self.bits)
+
+
+def cell_bound(spec: RunSpec, model: ModelFacts) -> Bound | None:
+    """The analytic card of a cell; None where the arithmetic refuses the model, or `strategy_bound` has none."""
+    if model.shape is None:
+        return None
+    return strategy_bound(
+        model.shape, model.weights_bytes, spec.model.dtype, spec.workload, spec.strategy, spec.budget
+    )
 
 
 def strategy_bound(

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from offload_eval.bounds.strategy_bound import strategy_bound
+from offload_eval.bounds.strategy_bound import cell_bound
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.progress import open_progress
 from offload_eval.cli.report import show_report
@@ -97,7 +97,7 @@ def _default_directory(experiment: Experiment) -> Path:
 
 
 def _show_cells(cells: list[RunSpec], checked: Preflight, *, json_output: bool) -> None:
-    bounds = [_bound(spec, checked) for spec in cells]
+    bounds = [cell_bound(spec, checked.model) for spec in cells]
     if json_output:
         rows = [
             {"run_id": content_hash(spec), "spec": spec, "bound": bound, "refusal": _refusal(spec, checked)}
@@ -153,12 +153,3 @@ def _numbers(bound: Bound) -> list[str]:
 
 def _refusal(spec: RunSpec, checked: Preflight) -> str | None:
     return checked.refusals[spec.workload.label, spec.strategy.label]
-
-
-def _bound(spec: RunSpec, checked: Preflight) -> Bound | None:
-    shape = checked.model.shape
-    if shape is None:
-        return None
-    return strategy_bound(
-        shape, checked.model.weights_bytes, spec.model.dtype, spec.workload, spec.strategy, spec.budget
-    )

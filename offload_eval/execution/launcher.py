@@ -134,11 +134,6 @@ class Worker:
         self._timeout_s = timeout_s
         self._is_loaded = False
 
-    @property
-    def pid(self) -> int | None:
-        """The worker's process id."""
-        return self._process.pid
-
     def ask(self, task: CellTask | ReferenceTask, on_pass: Callable[[PassStarted], None]) -> Any | Died | TimedOut:
         """Hands over a task and waits for its answer, or LoadFailed; after Died or TimedOut the worker is gone."""
         if not self._is_loaded:

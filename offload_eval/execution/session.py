@@ -98,8 +98,8 @@ class Session:
                 self._drop_worker()
         finally:
             self._drop_worker()
-        if all(content_hash(spec) in self._directory.finished_run_ids() for spec in cells):
-            for spec in cells:
+        if {content_hash(spec) for spec in cells} <= self._directory.finished_run_ids():
+            for spec in _one_a_reference(cells):
                 self._files(spec).drop_logits()
 
     def _must_run(self, spec: RunSpec, records: Mapping[str, RunRecord]) -> bool:
@@ -112,7 +112,9 @@ class Session:
     def _restore_references(self, missing: Sequence[RunSpec]) -> None:
         """Has the baseline leave its tokens and logits again where its own cell is finished and they are gone."""
         comes_by_itself = {spec.reference_key for spec in missing if spec.is_baseline}
-        for spec in {spec.reference_key: spec for spec in missing if not self._has_reference(spec)}.values():
+        for spec in _one_a_reference(missing):
+            if self._has_reference(spec):
+                continue
             baseline = msgspec.structs.replace(spec, strategy=spec.baseline)
             if spec.reference_key not in comes_by_itself and self._refusal(baseline) is None:
                 self._observer.cell_started(baseline)
@@ -128,8 +130,8 @@ class Session:
         Raises:
             UnableError: They will not.
         """
-        wanted = {spec.reference_key: spec.workload for spec in missing if not self._has_reference(spec)}
-        logits = sum(workload.output_tokens * workload.batch_size for workload in wanted.values())
+        wanted = [spec.workload for spec in _one_a_reference(missing) if not self._has_reference(spec)]
+        logits = sum(workload.output_tokens * workload.batch_size for workload in wanted)
         needed_bytes = logits * self._preflight.model.vocab_size * _FLOAT32_BYTES
         free_bytes = shutil.disk_usage(self._directory.path).free
         if self._experiment.measurement.fidelity and needed_bytes > free_bytes:
@@ -211,8 +213,13 @@ class Session:
         return ReferenceFiles(self._directory.reference_dir, spec.reference_key)
 
     def _write_prompts(self, cells: Sequence[RunSpec]) -> None:
-        for spec in cells:
+        for spec in _one_a_reference(cells):
             self._files(spec).save_prompt(self._preflight.prompts[spec.workload.label])
+
+
+def _one_a_reference(cells: Sequence[RunSpec]) -> list[RunSpec]:
+    """One cell for each prompt and reference that the cells share."""
+    return list({spec.reference_key: spec for spec in cells}.values())
 
 
 class _StageWatch:
