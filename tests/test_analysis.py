@@ -207,8 +207,8 @@ class TestCapacity:
     def test_arithmetic(self):
         # 900,000 // (256 tokens * 64 bytes)
         assert analytic_sessions(make_record()) == 54
-        # 900,000 // 5,896 (see make_quantized)
-        assert analytic_sessions(make_quantized()) == 152
+        # 900,000 // (100 prompt tokens * 18 bytes + 127 unquantized ones * 64 bytes), before the flush
+        assert analytic_sessions(make_quantized()) == 90
 
     def test_no_shape_means_no_bound(self):
         record = make_record(model=make_facts(shape=None))

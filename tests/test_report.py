@@ -176,7 +176,7 @@ class TestFrames:
         assert (streamed["h2d_bytes_per_step"], streamed["d2h_bytes_per_step"]) == (32_640, 128)
         assert (streamed["kv_device_bytes_per_session"], streamed["kv_host_bytes_per_session"]) == (16_384, 16_384)
         quantized = frame.loc["quantized-hqq-int4"]
-        assert (quantized["kv_device_bytes_per_session"], quantized["analytic_sessions"]) == (5_896, 152)
+        assert (quantized["kv_device_bytes_per_session"], quantized["analytic_sessions"]) == (5_896, 90)
         assert "28 residual tokens" in quantized["assumptions"]
 
     def test_the_card_is_missing_where_arithmetic_refuses(self):
@@ -210,7 +210,7 @@ class TestSentences:
 
     def test_a_lossy_strategy_stays_off_the_link_and_stands_beside_the_noise_floor(self):
         assert sentences_of(clean_records())[2] == (
-            "quantized-hqq-int4 (emulated) buys: 47 sessions by peak against dynamic's 45 (152 against 54 by "
+            "quantized-hqq-int4 (emulated) buys: 47 sessions by peak against dynamic's 45 (90 against 54 by "
             "arithmetic); device peak 1.95 KiB lower in prefill, the same in decode. It costs: TPOT 12.0 ms, 1.20x "
             "dynamic's 10.0 ms. Its output: mean KL 0.0200 nats, noise floor 0.00100 nats; top-1 agrees on 95 % of "
             "positions."

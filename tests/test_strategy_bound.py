@@ -7,13 +7,15 @@ Prompt 384, output 136: 519 tokens are cached when the last one is computed.
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from offload_eval.bounds.model_shape import model_shape
-from offload_eval.bounds.strategy_bound import quantized_bits_per_value, residual_tokens, strategy_bound
+from offload_eval.bounds.session_card import quantized_bits_per_value, residual_tokens
+from offload_eval.bounds.strategy_bound import strategy_bound
 from offload_eval.core.experiment import (
     BudgetSpec,
     DynamicSpec,
@@ -170,9 +172,25 @@ def test_quantized_counts_its_residual_window():
     assert card.kv_device_bytes_per_session == (519 - 7) * 11_520 * 45 // 80 + 7 * 23_040
 
 
-@pytest.mark.parametrize(("output_tokens", "expected"), [(2, 1), (128, 127), (129, 0), (130, 1), (257, 0)])
-def test_residual_tokens(output_tokens: int, expected: int):
-    assert residual_tokens(Workload(prompt_tokens=9, output_tokens=output_tokens), 128) == expected
+def test_quantized_admits_by_its_fullest_window():
+    """The payload is largest before the flush of step 128: 127 tokens in 16 bit beside the prompt's 384."""
+    card = bound(QuantizedSpec(backend="quanto", nbits=4))
+    most_bytes = 384 * 11_520 * 45 // 80 + 127 * 23_040
+    assert card.kv_device_peak_bytes_per_session == most_bytes > card.kv_device_bytes_per_session
+    assert card.sessions == (536_870_912 - 269_030_272 - 1024) // most_bytes
+
+
+def test_quantized_peak_is_its_end_before_the_first_flush_and_after_a_long_run():
+    """127 steps only fill the window. After 511 the window is full again: 384 + 384 quantized tokens, 127 others."""
+    for output_tokens, quantized, residual in ((128, 384, 127), (512, 384 + 384, 127)):
+        card = bound(QuantizedSpec(backend="quanto", nbits=4), output_tokens=output_tokens)
+        expected = quantized * 11_520 * 45 // 80 + residual * 23_040
+        assert card.kv_device_bytes_per_session == card.kv_device_peak_bytes_per_session == expected
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1, 1), (127, 127), (128, 0), (129, 1), (256, 0)])
+def test_residual_tokens(steps: int, expected: int):
+    assert residual_tokens(np.asarray(steps), 128) == expected
 
 
 def test_fp8_is_one_byte_a_value_and_two_scales_a_layer():

@@ -6,7 +6,7 @@ from typing import Final
 
 from offload_eval.analysis.cells import mean_kl_nats, ran_on_own_tokens
 from offload_eval.analysis.comparison import compare_with_baseline
-from offload_eval.bounds.strategy_bound import UPSTREAM_DEFAULTS
+from offload_eval.bounds.session_card import UPSTREAM_DEFAULTS
 from offload_eval.core.experiment import QuantizedSpec
 from offload_eval.core.judgement import Comparison, Finding
 from offload_eval.core.records import RunRecord

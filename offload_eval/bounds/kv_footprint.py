@@ -1,56 +1,30 @@
-"""Bytes of one session's KV cache, in two views.
+"""Bytes of one session's KV cache, by the views of `bounds/kv_views.py`.
 
-ideal: what a paged engine must hold during one decode step.
-transformers: the payload of transformers 5.24's DynamicCache(config=...) at rest, between two steps.
-
-Each view is one `_View`; a rule that differs is one entry of it. Padding, beams, page rounding and quantized formats
-are not counted here.
+Padding and beams are not counted here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
+from offload_eval.bounds.kv_format import KvFormat, plain_format
+from offload_eval.bounds.kv_views import IDEAL, TRANSFORMERS, TRANSFORMERS_STATIC, Counts, KvView
 from offload_eval.core.base import Strict
-from offload_eval.core.shape import CacheKind, LayerGroup, LinearState, ModelShape
-
-TRANSFORMERS_VERSION: Final = "5.24"
-_FLOAT32_BITS: Final = 32
+from offload_eval.core.shape import LayerGroup, ModelShape
 
 
 class KvFootprint(Strict, frozen=True, kw_only=True):
     """Bytes of one session by what they hold."""
 
     parts: dict[str, int]
-    """kv, cross, indexer, conv, recurrent; in transformers also values, buffers, overlap. Parts of 0 are left out."""
+    """kv, cross, indexer, conv, recurrent; quantized also scales, residual; in transformers also values, buffers,
+    overlap. Parts of 0 are left out."""
 
     @property
     def total_bytes(self) -> int:
         """All parts together."""
         return sum(self.parts.values())
-
-
-class _Part(NamedTuple):
-    name: str
-    values: int
-    bits: int | None = None
-    """None: the cache's dtype."""
-
-
-TokensHeld = Callable[[int, int], int]
-"""(tokens, window) -> tokens whose rows a layer holds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _View:
-    adapt: Callable[[LayerGroup], LayerGroup]
-    tokens_held: Mapping[CacheKind, TokensHeld]
-    conv_columns: Callable[[int], int]
-    recurrent_bits: Callable[[LinearState], int | None]
-    extras: Callable[[LayerGroup, int, int], Iterator[_Part]]
-    """(group, tokens, rows held) -> what this view holds beside rows, entries and states."""
 
 
 def ideal_kv_bytes(shape: ModelShape, tokens: int, bits: int = 16, encoder_tokens: int | None = None) -> KvFootprint:
@@ -65,7 +39,7 @@ def ideal_kv_bytes(shape: ModelShape, tokens: int, bits: int = 16, encoder_token
     Returns:
         Bytes by part, without rounding to pages.
     """
-    return _footprint(shape.layer_groups, tokens, bits, encoder_tokens, _IDEAL)
+    return kv_footprint(shape, tokens, IDEAL, plain_format(bits), encoder_tokens)
 
 
 def transformers_kv_bytes(
@@ -87,136 +61,105 @@ def transformers_kv_bytes(
     """
     if not shape.in_transformers:
         return None
-    return _footprint(shape.layer_groups, tokens, bits, encoder_tokens, _TRANSFORMERS)
+    return kv_footprint(shape, tokens, TRANSFORMERS, plain_format(bits), encoder_tokens)
 
 
-def transformers_layer_bytes(group: LayerGroup, tokens: int, bits: int) -> int:
-    """The transformers view of one layer of a group."""
-    one_layer = msgspec.structs.replace(group, count=1)
-    return _footprint((one_layer,), tokens, bits, None, _TRANSFORMERS).total_bytes
+def static_kv_bytes(
+    shape: ModelShape, tokens: int, bits: int = 16, encoder_tokens: int | None = None
+) -> KvFootprint | None:
+    """The payload of transformers' StaticCache built for `tokens`, whatever of it is filled.
 
-
-def as_transformers(group: LayerGroup) -> LayerGroup:
-    """The group with the cache kind and the kv_heads that transformers gives it."""
-    difference = group.transformers
-    if difference is None:
-        return group
-    return msgspec.structs.replace(
-        group, cache=difference.cache or group.cache, kv_heads=difference.kv_heads or group.kv_heads
-    )
-
-
-def _footprint(
-    groups: tuple[LayerGroup, ...], tokens: int, bits: int, encoder_tokens: int | None, view: _View
-) -> KvFootprint:
-    parts: dict[str, int] = {}
-    for group in map(view.adapt, groups):
-        held = _held_tokens(group, tokens, encoder_tokens, view)
-        for part in (*_rows(group, held), *_indexed(group, tokens), *_state(group, view)):
-            _add(parts, group.count, part, bits)
-        for part in view.extras(group, tokens, held):
-            _add(parts, group.count, part, bits)
-    return KvFootprint(parts=parts)
-
-
-def _add(parts: dict[str, int], count: int, part: _Part, bits: int) -> None:
-    num_bits = count * part.values * (part.bits or bits)
-    if num_bits:
-        parts[part.name] = parts.get(part.name, 0) + -(-num_bits // 8)
-
-
-def _held_tokens(group: LayerGroup, tokens: int, encoder_tokens: int | None, view: _View) -> int:
-    if group.cache == "cross":
-        fixed = tokens if group.encoder_tokens is None else group.encoder_tokens
-        return fixed if encoder_tokens is None else encoder_tokens
-    return view.tokens_held[group.cache](tokens, group.window_tokens or 0)
-
-
-def _rows(group: LayerGroup, held: int) -> Iterator[_Part]:
-    width = group.kv_heads * (group.key_head_dim + group.value_head_dim)
-    yield _Part("cross" if group.cache == "cross" else "kv", held * width)
-
-
-def _indexed(group: LayerGroup, tokens: int) -> Iterator[_Part]:
-    yield _Part("indexer", tokens * group.indexer_head_dim)
-    if group.compression is not None:
-        entries = tokens // group.compression.ratio_tokens
-        yield _Part("kv", entries * group.key_head_dim)
-        yield _Part("indexer", entries * group.compression.indexer_head_dim)
-
-
-def _state(group: LayerGroup, view: _View) -> Iterator[_Part]:
-    if group.state is not None:
-        yield _Part("conv", group.state.conv_channels * view.conv_columns(group.state.conv_kernel))
-        yield _Part("recurrent", group.state.recurrent_values, view.recurrent_bits(group.state))
-
-
-def _nothing(_group: LayerGroup, _tokens: int, _held: int) -> Iterator[_Part]:
-    yield from ()
-
-
-def _transformers_extras(group: LayerGroup, tokens: int, held: int) -> Iterator[_Part]:
-    """Stored copies of values, and a compressor's unfinished stretch (keys and gates) and carried-over one.
-
-    Source: transformers 5.24, models/deepseek_v4/modeling_deepseek_v4.py (DeepseekV4HCACache, DeepseekV4CSACache);
-    the carried-over gates have a float32 bias added.
+    Returns:
+        Bytes by part; None for a family whose cache is not transformers', and for compressed layers, which have no
+        static form.
     """
-    if group.transformers is not None and group.transformers.copies_values:
-        yield _Part("values", held * group.kv_heads * group.key_head_dim)
+    if not shape.in_transformers or any(group.compression for group in shape.layer_groups):
+        return None
+    return kv_footprint(shape, tokens, TRANSFORMERS_STATIC, plain_format(bits), encoder_tokens)
+
+
+def kv_footprint(
+    shape: ModelShape, tokens: int, view: KvView, kv_format: KvFormat, encoder_tokens: int | None = None
+) -> KvFootprint:
+    """Bytes of one session under any view and format."""
+    parts = kv_parts(shape.layer_groups, np.asarray(tokens, np.int64), view, kv_format, encoder_tokens)
+    return KvFootprint(parts={name: int(size) for name, size in parts.items() if size})
+
+
+def kv_total(
+    groups: tuple[LayerGroup, ...],
+    tokens: Counts,
+    view: KvView,
+    kv_format: KvFormat,
+    encoder_tokens: int | None = None,
+) -> Counts:
+    """Bytes of one session in these groups, at each of `tokens`."""
+    parts = kv_parts(groups, tokens, view, kv_format, encoder_tokens)
+    return sum(parts.values(), start=np.zeros_like(tokens))
+
+
+def kv_parts(
+    groups: tuple[LayerGroup, ...],
+    tokens: Counts,
+    view: KvView,
+    kv_format: KvFormat,
+    encoder_tokens: int | None = None,
+) -> dict[str, Counts]:
+    """Bytes of one session in these groups by what they hold, at each of `tokens`."""
+    parts: dict[str, Counts] = {}
+    for group in map(view.adapt, groups):
+        for name, values, bits in _group_parts(group, tokens, view, kv_format, encoder_tokens):
+            num_bytes = -(-(group.count * values * bits) // 8)
+            parts[name] = parts[name] + num_bytes if name in parts else num_bytes
+    return parts
+
+
+_Part = tuple[str, Counts, int]
+"""Name, values of one layer, bits a value."""
+
+
+def _group_parts(
+    group: LayerGroup, tokens: Counts, view: KvView, kv_format: KvFormat, encoder_tokens: int | None
+) -> Iterator[_Part]:
+    rows = view.rows(group, _encoder_tokens(group, tokens, encoder_tokens) if group.cache == "cross" else tokens)
+    yield from _rows(group, rows, kv_format)
+    unquantized_bits = kv_format.unquantized_bits
+    if group.indexer_head_dim:
+        yield "indexer", view.whole_pages(tokens) * group.indexer_head_dim, unquantized_bits
     if group.compression is not None:
-        ratio = group.compression.ratio_tokens
-        widths = group.key_head_dim + group.compression.indexer_head_dim
-        projections = 2 if group.compression.overlaps else 1
-        yield _Part("buffers", 2 * (tokens % ratio) * projections * widths)
-        if group.compression.overlaps and tokens >= ratio:
-            yield _Part("overlap", ratio * widths)
-            yield _Part("overlap", ratio * widths, _FLOAT32_BITS)
+        entries = view.whole_pages(tokens) // group.compression.ratio_tokens
+        yield "kv", entries * group.key_head_dim, unquantized_bits
+        yield "indexer", entries * group.compression.indexer_head_dim, unquantized_bits
+    if group.state is not None:
+        constant = np.ones_like(tokens)
+        columns = view.conv_columns(group.state.conv_kernel)
+        yield "conv", constant * group.state.conv_channels * columns, unquantized_bits
+        recurrent_bits = view.recurrent_bits(group.state) or unquantized_bits
+        yield "recurrent", constant * group.state.recurrent_values, recurrent_bits
+    for name, values, bits in view.extras(group, tokens, rows):
+        yield name, values, bits or unquantized_bits
 
 
-def _all(tokens: int, _window: int) -> int:
-    return tokens
+def _encoder_tokens(group: LayerGroup, tokens: Counts, asked: int | None) -> Counts:
+    fixed = group.encoder_tokens if asked is None else asked
+    return tokens if fixed is None else np.full_like(tokens, fixed)
 
 
-def _none(_tokens: int, _window: int) -> int:
-    return 0
+def _rows(group: LayerGroup, rows: Counts, kv_format: KvFormat) -> Iterator[_Part]:
+    width = group.kv_heads * (group.key_head_dim + group.value_head_dim)
+    name = "cross" if group.cache == "cross" else "kv"
+    if kv_format.group_values is None:
+        yield name, rows * width, kv_format.bits
+    else:
+        residual = np.minimum(rows, kv_format.residual_tokens)
+        quantized_values = (rows - residual) * width
+        yield name, quantized_values, kv_format.bits
+        yield "scales", -(-quantized_values // kv_format.group_values), kv_format.group_bits
+        yield "residual", residual * width, kv_format.unquantized_bits
+    if kv_format.layer_bytes and width:
+        yield "scales", np.ones_like(rows), 8 * kv_format.layer_bytes
 
 
-def _window(tokens: int, window: int) -> int:
-    return min(tokens, window)
-
-
-def _window_at_rest(tokens: int, window: int) -> int:
-    """The next token brings its own row. Source: transformers 5.24, cache_utils.DynamicSlidingWindowLayer."""
-    return min(tokens, window - 1)
-
-
-def _current_chunk(tokens: int, chunk: int) -> int:
-    return (tokens - 1) % chunk + 1 if tokens else 0
-
-
-_EVERYWHERE: Final[Mapping[CacheKind, TokensHeld]] = {
-    "full": _all,
-    "latent": _all,
-    "linear_state": _none,
-    "shared": _none,
-    "none": _none,
-}
-_IDEAL: Final = _View(
-    adapt=lambda group: group,
-    tokens_held={**_EVERYWHERE, "sliding": _window, "compressed": _window, "chunked": _current_chunk},
-    conv_columns=lambda kernel: kernel - 1,
-    recurrent_bits=lambda state: state.ideal_recurrent_bits,
-    extras=_nothing,
-)
-_TRANSFORMERS: Final = _View(
-    adapt=as_transformers,
-    tokens_held={
-        **_EVERYWHERE,
-        "sliding": _window_at_rest,
-        "compressed": _window_at_rest,
-        "chunked": _window_at_rest,
-    },
-    conv_columns=lambda kernel: kernel,
-    recurrent_bits=lambda state: state.transformers_recurrent_bits,
-    extras=_transformers_extras,
-)
+def transformers_layer_bytes(group: LayerGroup, tokens: Counts, bits: int) -> Counts:
+    """The transformers view of one layer of a group, at each of `tokens`."""
+    return kv_total((msgspec.structs.replace(group, count=1),), tokens, TRANSFORMERS, plain_format(bits))

@@ -12,8 +12,8 @@ import msgspec
 
 from offload_eval.bounds.layouts.class_defaults import CLASS_DEFAULTS
 from offload_eval.bounds.layouts.fields import Fields
-from offload_eval.bounds.layouts.registry import NOT_IN_TRANSFORMERS, OUTER_READERS, READERS
-from offload_eval.core.shape import LayerGroup, ModelShape
+from offload_eval.bounds.layouts.registry import NOT_IN_TRANSFORMERS, OUTER_READERS, READERS, TWO_CACHES_A_LAYER
+from offload_eval.core.shape import ModelShape
 from offload_eval.errors import UnknownModelStructureError
 
 UNIFORM_FULL_ATTENTION: Final = frozenset(
@@ -30,6 +30,7 @@ _CONTEXT_NAMES: Final = (
     "model_max_length",
     "max_target_positions",
 )
+_EXPERT_COUNT_NAMES: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -51,11 +52,16 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     outer_reader = OUTER_READERS.get(str(config.get("model_type")))
     layers = outer_reader(fields, config) if outer_reader and text is not config else READERS[model_type](fields)
     fields.refuse_unread()
+    groups = tuple(dict.fromkeys(layers))
+    counts = Counter(layers)
     return ModelShape(
         model_type=text.get("model_type") or model_type,
-        layer_groups=_grouped(layers),
+        layer_groups=tuple(msgspec.structs.replace(group, count=counts[group]) for group in groups),
+        layer_order=tuple(map(groups.index, layers)),
+        caches_per_layer=2 if model_type in TWO_CACHES_A_LAYER else 1,
         vocab_size=fields.positive("vocab_size") if fields.get("vocab_size") is not None else None,
         hidden_size=fields.positive(_first_present(fields, _HIDDEN_SIZE_NAMES) or "hidden_size"),
+        intermediate_size=_dense_intermediate_size(fields),
         max_position_embeddings=fields.get(_first_present(fields, _CONTEXT_NAMES) or "max_position_embeddings"),
         in_transformers=model_type not in NOT_IN_TRANSFORMERS,
     )
@@ -76,6 +82,7 @@ def _first_present(fields: Fields, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if fields.get(name) is not None), None)
 
 
-def _grouped(layers: list[LayerGroup]) -> tuple[LayerGroup, ...]:
-    counts = Counter(layers)
-    return tuple(msgspec.structs.replace(layer, count=count) for layer, count in counts.items())
+def _dense_intermediate_size(fields: Fields) -> int | None:
+    has_experts = any(fields.get(name) for name in _EXPERT_COUNT_NAMES)
+    size = fields.get("intermediate_size")
+    return size if isinstance(size, int) and size > 0 and not has_experts else None

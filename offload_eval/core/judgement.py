@@ -14,6 +14,8 @@ class Bound(Strict, frozen=True, kw_only=True):
     evidence: Evidence = "analytic"
     kv_device_bytes_per_session: int
     """KV bytes a session holds on the device when its last token is computed."""
+    kv_device_peak_bytes_per_session: int
+    """The most of them at rest, over the whole generation; more than at its end where a quantizer flushes."""
     kv_device_bytes_fixed: int = 0
     """KV bytes on the device that do not grow with sessions held elsewhere."""
     kv_host_bytes_per_session: int = 0

@@ -86,9 +86,15 @@ class ModelShape(Strict, frozen=True, kw_only=True):
 
     model_type: str
     layer_groups: tuple[LayerGroup, ...]
+    layer_order: tuple[int, ...] = ()
+    """For each cache from the first layer to the last, the index of its group; empty: group by group."""
+    caches_per_layer: int = 1
+    """2 where every layer has two caches, one after the other in `layer_order`."""
     vocab_size: int | None = None
     """None where the config does not say; the KV arithmetic does not need it."""
     hidden_size: int
+    intermediate_size: int | None = None
+    """Width of a dense gated MLP; None where the config does not say, and for experts."""
     max_position_embeddings: int | None = None
     in_transformers: bool = True
     """False: the family's cache class is its own remote code, and only the ideal view exists."""

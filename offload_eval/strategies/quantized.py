@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, ClassVar
 
-from offload_eval.bounds.kv_footprint import as_transformers
+from offload_eval.bounds.kv_views import as_transformers
 from offload_eval.bounds.model_shape import model_shape
-from offload_eval.bounds.strategy_bound import UPSTREAM_DEFAULTS
+from offload_eval.bounds.session_card import UPSTREAM_DEFAULTS
 from offload_eval.core.experiment import DeviceName, QuantizedSpec, Workload
 from offload_eval.errors import UnknownModelStructureError
 from offload_eval.strategies.backends import backend_refusal, load_backend

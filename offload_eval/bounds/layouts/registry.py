@@ -71,6 +71,9 @@ READERS: Final[Mapping[str, Reader]] = {
 NOT_IN_TRANSFORMERS: Final = frozenset({"nemotron-nas", "openelm"})
 """Families that run on remote code alone: there is no transformers view."""
 
+TWO_CACHES_A_LAYER: Final = frozenset({"bart", "longcat_flash", "t5", "whisper"})
+"""Families whose readers give two entries for each layer: self and cross attention, or two attentions."""
+
 OUTER_READERS: Final[Mapping[str, Callable[[Fields, Mapping[str, Any]], Layers]]] = {
     "mllama": encoder_decoder.llama_vision_with_image,
 }

@@ -1,0 +1,304 @@
+"""What one session holds and moves under each strategy, in closed form, for a whole grid of lengths at once.
+
+With T cached tokens when the last token is computed, T - 1 were cached before it. What the unquantized layers hold is
+the transformers view of `bounds/kv_views.py`, at rest. A layer's row is one token's keys and values:
+kv_heads * (key_head_dim + value_head_dim) values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+
+from offload_eval.bounds.kv_footprint import transformers_layer_bytes
+from offload_eval.bounds.kv_format import FP8_SCALE_BYTES_PER_LAYER
+from offload_eval.bounds.kv_views import Counts, as_transformers
+from offload_eval.core.experiment import (
+    DynamicSpec,
+    OffloadedSpec,
+    QuantizedSpec,
+    StrategySpec,
+    StreamedSpec,
+    Workload,
+)
+from offload_eval.core.shape import LayerGroup, ModelShape
+
+UPSTREAM_OFFLOADED_LAYERS: Final = Fraction(5, 2)
+"""Layers of KV on the device at once under transformers' offloading: the layer in use, the one prefetched after it,
+and half a layer more while keys, and then values, are concatenated with the new token's."""
+UPSTREAM_DEFAULTS: Final = {"nbits": 4, "q_group_size": 64, "residual_length": 128}
+"""Source: transformers 5.24, cache_utils.QuantizedLayer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Lengths of sessions. Both arrays have one shape."""
+
+    prompt_tokens: Counts
+    output_tokens: Counts
+    """0 asks for the prompt alone."""
+
+    @property
+    def steps(self) -> Counts:
+        """Decode steps: the prefill gives the first token."""
+        return np.maximum(self.output_tokens - 1, 0)
+
+    @property
+    def cached_tokens(self) -> Counts:
+        """Tokens cached when generation ends; the last one is never cached."""
+        return self.prompt_tokens + self.steps
+
+
+def workload_lengths(workload: Workload) -> Lengths:
+    """The lengths of one workload."""
+    return Lengths(prompt_tokens=np.asarray(workload.prompt_tokens), output_tokens=np.asarray(workload.output_tokens))
+
+
+HostBuffer = tuple[int, Counts]
+"""How many buffers of pinned memory of this size, and the bytes of one for one session. Sessions of a batch share
+each buffer, which grows with them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionCard:
+    """Bytes of one session at each of the lengths."""
+
+    device_bytes: Counts
+    """On the device when the last token is computed."""
+    device_peak_bytes: Counts
+    """The most on the device, at rest, from the end of the prefill to the last token."""
+    device_fixed_bytes: int = 0
+    """On the device, however many sessions there are."""
+    host_buffers: tuple[HostBuffer, ...] = ()
+    host_bytes: Counts
+    h2d_bytes: Counts
+    """To the device for the last decode step."""
+    d2h_bytes: Counts
+    assumptions: tuple[str, ...]
+    source: str
+
+
+def session_card(shape: ModelShape, bits: int, lengths: Lengths, strategy: StrategySpec) -> SessionCard | None:
+    """Computes the card of one session.
+
+    Counts KV payload and the device scratch that a strategy cannot do without. Does not count activations, logits,
+    a quantizer's transients or the allocator's rounding.
+
+    Args:
+        shape: The model's cache layout.
+        bits: Bits of a value of the unquantized cache.
+        lengths: Lengths of the sessions.
+        strategy: The cache strategy.
+
+    Returns:
+        None where the strategy does not support these layers, or the model's cache is not transformers'.
+    """
+    if not shape.in_transformers:
+        return None
+    return _CARDS[type(strategy)](_Layers(shape, bits), lengths, strategy)
+
+
+class _Layers:
+    """The layers of a shape as transformers caches them, at a dtype."""
+
+    def __init__(self, shape: ModelShape, bits: int) -> None:
+        self.bits = bits
+        self.groups = tuple(map(as_transformers, shape.layer_groups))
+        indexed = any(group.indexer_head_dim for group in self.groups)
+        kinds = ("full",) if indexed else ("full", "latent")
+        self.plain = tuple(group for group in self.groups if group.cache in kinds and group.state is None)
+        """Layers that are a DynamicLayer: every token's keys and values, nothing else. In a model with indexers
+        the layers without one have its layer class all the same."""
+        self.others = tuple(group for group in self.groups if group not in self.plain)
+        self.count = sum(group.count for group in self.plain)
+        self.values_a_token = sum(group.count * _row_values(group) for group in self.plain)
+        self.bytes_a_token = self.values_a_token * bits // 8
+        self.widest_row_bytes = max(map(_row_values, self.plain), default=0) * bits // 8
+
+    def held_bytes(self, groups: tuple[LayerGroup, ...], tokens: Counts) -> Counts:
+        """The payload of these groups when `tokens` are cached."""
+        sizes = (group.count * self.layer_bytes(group, tokens) for group in groups)
+        return sum(sizes, start=np.zeros_like(tokens))
+
+    def layer_bytes(self, group: LayerGroup, tokens: Counts) -> Counts:
+        """The payload of one layer of a group."""
+        return transformers_layer_bytes(group, tokens, self.bits)
+
+
+def _row_values(group: LayerGroup) -> int:
+    return group.kv_heads * (group.key_head_dim + group.value_head_dim)
+
+
+def _count(groups: tuple[LayerGroup, ...]) -> int:
+    return sum(group.count for group in groups)
+
+
+def _dynamic(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | None:
+    held_bytes = layers.held_bytes(layers.groups, lengths.cached_tokens)
+    nothing = np.zeros_like(held_bytes)
+    return SessionCard(
+        device_bytes=held_bytes,
+        device_peak_bytes=held_bytes,
+        host_bytes=nothing,
+        h2d_bytes=nothing,
+        d2h_bytes=nothing,
+        assumptions=("The whole KV cache is on the device.", *_other_layers(layers)),
+        source="2 * tokens * layers * kv_heads * head_dim * bytes",
+    )
+
+
+def _other_layers(layers: _Layers) -> tuple[str, ...]:
+    kinds = sorted({group.cache for group in layers.others} - {"none", "shared"})
+    if not kinds:
+        return ()
+    return (f"Layers of {', '.join(kinds)} attention are counted at rest; a prefill holds more for a while.",)
+
+
+def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | None:
+    if any(group.state or group.compression for group in layers.groups):
+        return None  # upstream moves states by other rules, which are not modelled
+    tokens = lengths.cached_tokens
+    held_bytes = layers.held_bytes(layers.groups, tokens)
+    layers_on_device, device_bytes = _offloaded_device_bytes(layers, tokens)
+    return SessionCard(
+        device_bytes=device_bytes,
+        device_peak_bytes=device_bytes,
+        host_bytes=held_bytes,
+        host_buffers=tuple(_keys_and_values(layers, tokens)),
+        h2d_bytes=layers.held_bytes(layers.groups, tokens - 1),
+        d2h_bytes=held_bytes,
+        assumptions=(
+            f"{layers_on_device:g} layers' KV are on the device; each layer crosses the link whole, both ways.",
+            *_other_layers(layers),
+        ),
+        source="transformers 5.24, cache_utils.Cache.update",
+    )
+
+
+def _keys_and_values(layers: _Layers, tokens: Counts) -> list[HostBuffer]:
+    """One buffer for the keys of a layer and one for its values."""
+    buffers = []
+    for group in layers.groups:
+        layer_bytes = layers.layer_bytes(group, tokens)
+        key_bytes = layer_bytes * group.key_head_dim // max(1, group.key_head_dim + group.value_head_dim)
+        buffers += [(group.count, key_bytes), (group.count, layer_bytes - key_bytes)]
+    return buffers
+
+
+def _offloaded_device_bytes(layers: _Layers, tokens: Counts) -> tuple[float, Counts]:
+    """Layers on the device at once, and their bytes: the widest one and a half times, the others the narrowest.
+
+    Layers that hold nothing are not counted. Where layers differ this is the least they can be, whatever their order.
+    """
+    holding = [group for group in layers.groups if _row_values(group) and group.cache not in ("shared", "none")]
+    on_device = min(UPSTREAM_OFFLOADED_LAYERS, _count(tuple(holding)) + Fraction(1, 2))
+    sizes = [layers.layer_bytes(group, tokens) for group in holding] or [np.zeros_like(tokens)]
+    in_use = min(Fraction(3, 2), on_device)
+    halves = int(2 * in_use) * np.maximum.reduce(sizes) + int(2 * (on_device - in_use)) * np.minimum.reduce(sizes)
+    return float(on_device), -(-halves // 2)
+
+
+def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | None:
+    assert isinstance(strategy, StreamedSpec)
+    rows = {(group.kv_heads, group.key_head_dim, group.value_head_dim) for group in layers.plain}
+    if len(rows) != 1 or any(group.cache in ("shared", "cross") for group in layers.others):
+        return None
+    tokens = lengths.cached_tokens
+    slots = min(strategy.prefetch_layers + 1, layers.count)
+    device_bytes = slots * tokens * layers.widest_row_bytes + layers.held_bytes(layers.others, tokens)
+    resident = (f"{_count(layers.others)} layers without full attention stay on the device.",)
+    return SessionCard(
+        device_bytes=device_bytes,
+        device_peak_bytes=device_bytes,
+        host_bytes=tokens * layers.bytes_a_token,
+        host_buffers=((layers.count, tokens * layers.widest_row_bytes),),
+        h2d_bytes=(tokens - 1) * layers.bytes_a_token,
+        d2h_bytes=np.full_like(tokens, layers.bytes_a_token),
+        assumptions=(
+            f"{slots} scratch layers are on the device; only new tokens are written back.",
+            *(resident if layers.others else ()),
+            *_other_layers(layers),
+        ),
+        source="offload_eval.strategies.streamed",
+    )
+
+
+def _quantized(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | None:
+    assert isinstance(strategy, QuantizedSpec)
+    if layers.others:
+        return None
+    return _fp8(layers, lengths) if strategy.backend == "fp8" else _groupwise(layers, lengths, strategy)
+
+
+def _fp8(layers: _Layers, lengths: Lengths) -> SessionCard:
+    payload_bytes = lengths.cached_tokens * layers.values_a_token
+    nothing = np.zeros_like(payload_bytes)
+    return SessionCard(
+        device_bytes=payload_bytes,
+        device_peak_bytes=payload_bytes,
+        device_fixed_bytes=FP8_SCALE_BYTES_PER_LAYER * layers.count,
+        host_bytes=nothing,
+        h2d_bytes=nothing,
+        d2h_bytes=nothing,
+        assumptions=("fp8: 8 bits a value, two float32 scales a layer, no residual window.",),
+        source="transformers 5.24, cache_utils.Fp8QuantizedLayer",
+    )
+
+
+def _groupwise(layers: _Layers, lengths: Lengths, strategy: QuantizedSpec) -> SessionCard:
+    options = UPSTREAM_DEFAULTS | strategy.options
+    residual_length, steps = options["residual_length"], lengths.steps
+    bits = quantized_bits_per_value(options["nbits"], options["q_group_size"], layers.bits)
+
+    def payload_bytes(step: Counts) -> Counts:
+        residual = residual_tokens(step, residual_length)
+        values = (lengths.prompt_tokens + step - residual) * layers.values_a_token
+        return -(-values * bits.numerator // (8 * bits.denominator)) + residual * layers.bytes_a_token
+
+    # The window is fullest on the last step before a flush; up to the first one it only fills.
+    before_flush = (steps + 1) // residual_length * residual_length - 1
+    end_bytes = payload_bytes(steps)
+    peak_bytes = np.maximum(end_bytes, np.where(before_flush > 0, payload_bytes(np.maximum(before_flush, 0)), 0))
+    nothing = np.zeros_like(end_bytes)
+    return SessionCard(
+        device_bytes=end_bytes,
+        device_peak_bytes=peak_bytes,
+        host_bytes=nothing,
+        h2d_bytes=nothing,
+        d2h_bytes=nothing,
+        assumptions=(
+            f"{float(bits):g} bits a quantized value, scale and zero point included; the newest tokens, up to "
+            f"{residual_length - 1}, are unquantized until the next flush.",
+        ),
+        source="transformers 5.24, cache_utils.QuantizedLayer",
+    )
+
+
+def quantized_bits_per_value(nbits: int, group_size: int, value_bits: int) -> Fraction:
+    """Bits one quantized value takes: its own, and its share of a group's scale and zero point.
+
+    Args:
+        nbits: Bits of a quantized value.
+        group_size: Values that share one scale and one zero point.
+        value_bits: Bits of the scale and of the zero point: the unquantized dtype's.
+    """
+    return nbits + Fraction(2 * value_bits, group_size)
+
+
+def residual_tokens(steps: Counts, residual_length: int) -> Counts:
+    """Unquantized tokens a session holds after so many decode steps.
+
+    The prompt is quantized whole; each step appends one token, and the step that fills the window quantizes
+    everything, so the window holds the steps since the last flush.
+    """
+    return steps % residual_length
+
+
+_CARDS: Final[Mapping[type, Callable[[_Layers, Lengths, StrategySpec], SessionCard | None]]] = {
+    DynamicSpec: _dynamic,
+    OffloadedSpec: _offloaded,
+    StreamedSpec: _streamed,
+    QuantizedSpec: _quantized,
+}
