@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from offload_eval.core.experiment import JsonlPrompt, QuantizedSpec, RandomPrompt, TextPrompt
 from offload_eval.errors import ExitCode, InputError
 from offload_eval.store.experiment_file import dump_experiment, load_experiment, load_resolved_experiment
+from offload_eval.store.origin import Override
 
 RANDOM = """\
 name: demo
@@ -30,6 +31,10 @@ ALIAS_BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 )
 
 
+def device_option(device: str | None) -> list[Override]:
+    return [] if device is None else [Override(path=("device",), value=device, origin=f"--device {device}")]
+
+
 def write(folder: Path, text: str | bytes) -> Path:
     path = folder / "demo.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -38,7 +43,7 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 def refusal(path: Path, *overrides: str, device: str | None = None) -> str:
     with pytest.raises(InputError) as caught:
-        load_experiment(path, overrides, device)
+        load_experiment(path, overrides, device_option(device))
     return str(caught.value)
 
 
@@ -168,7 +173,7 @@ class TestOverrides:
         ]
 
     def test_device_replaces_the_files_and_the_overrides_one(self, tmp_path: Path) -> None:
-        assert load_experiment(write(tmp_path, GOOD), ["device=cuda"], "cpu").device == "cpu"
+        assert load_experiment(write(tmp_path, GOOD), ["device=cuda"], device_option("cpu")).device == "cpu"
 
     @pytest.mark.parametrize(
         ("override", "fragments"),

@@ -177,7 +177,7 @@ class TestFrames:
         assert (streamed["kv_device_bytes_per_session"], streamed["kv_host_bytes_per_session"]) == (16_384, 16_384)
         quantized = frame.loc["quantized-hqq-int4"]
         assert (quantized["kv_device_bytes_per_session"], quantized["analytic_sessions"]) == (5_896, 90)
-        assert "28 residual tokens" in quantized["assumptions"]
+        assert "up to 127, are unquantized" in quantized["assumptions"]
 
     def test_the_card_is_missing_where_arithmetic_refuses(self):
         (row,) = analytic_frame([make_record(model=make_facts(shape=None))]).to_dict("records")

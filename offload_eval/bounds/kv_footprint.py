@@ -160,6 +160,9 @@ def _rows(group: LayerGroup, rows: Counts, kv_format: KvFormat) -> Iterator[_Par
         yield "scales", np.ones_like(rows), 8 * kv_format.layer_bytes
 
 
-def transformers_layer_bytes(group: LayerGroup, tokens: Counts, bits: int) -> Counts:
+def transformers_layer_bytes(
+    group: LayerGroup, tokens: Counts, bits: int, encoder_tokens: int | None = None
+) -> Counts:
     """The transformers view of one layer of a group, at each of `tokens`."""
-    return kv_total((msgspec.structs.replace(group, count=1),), tokens, TRANSFORMERS, plain_format(bits))
+    one_layer = msgspec.structs.replace(group, count=1)
+    return kv_total((one_layer,), tokens, TRANSFORMERS, plain_format(bits), encoder_tokens)

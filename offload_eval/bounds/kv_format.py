@@ -1,12 +1,12 @@
 """How a cached row is stored: bits a value, what a group of values adds, the newest tokens that stay unquantized."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8", "int8", "int4", "int2"]
+from offload_eval.core.experiment import BITS_PER_VALUE
+from offload_eval.core.plan import PagingSpec
 
 _INTEGER_BITS: Final = {"int8": 8, "int4": 4, "int2": 2}
-_PLAIN_BITS: Final = {"bfloat16": 16, "float16": 16, "float32": 32}
 FP8_SCALE_BYTES_PER_LAYER: Final = 8
 """One float32 scale for keys, one for values."""
 
@@ -33,24 +33,25 @@ def plain_format(bits: int) -> KvFormat:
     return KvFormat(bits=bits, unquantized_bits=bits)
 
 
-def kv_format(dtype: KvCacheDtype, model_bits: int, group_values: int, residual_tokens: int) -> KvFormat:
-    """The format that a KV cache dtype names.
+def kv_format(paging: PagingSpec, model_bits: int) -> KvFormat:
+    """The format that an engine's settings name.
+
+    `auto` is the model's dtype. fp8 is one byte a value, and two float32 scales a layer. int8, int4 and int2 come in
+    groups with a scale and a zero point in the model's dtype, beside a residual window in that dtype.
 
     Args:
-        dtype: `auto` is the model's dtype. fp8: one byte a value, two float32 scales a layer. int8, int4, int2:
-            groups with a scale and a zero point in the model's dtype, and a residual window in it.
+        paging: The engine's settings.
         model_bits: Bits of the model's dtype.
-        group_values: Values of a group; the integer formats'.
-        residual_tokens: Newest tokens that stay unquantized; the integer formats'.
     """
+    dtype = paging.kv_cache_dtype
     if dtype == "fp8":
         return KvFormat(bits=8, unquantized_bits=model_bits, layer_bytes=FP8_SCALE_BYTES_PER_LAYER)
     if dtype in _INTEGER_BITS:
         return KvFormat(
             bits=_INTEGER_BITS[dtype],
-            group_values=group_values,
+            group_values=paging.q_group_size,
             group_bits=2 * model_bits,
-            residual_tokens=residual_tokens,
+            residual_tokens=paging.residual_length,
             unquantized_bits=model_bits,
         )
-    return plain_format(_PLAIN_BITS.get(dtype, model_bits))
+    return plain_format(BITS_PER_VALUE.get(dtype, model_bits))

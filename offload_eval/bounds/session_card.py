@@ -56,6 +56,8 @@ def workload_lengths(workload: Workload) -> Lengths:
     return Lengths(prompt_tokens=np.asarray(workload.prompt_tokens), output_tokens=np.asarray(workload.output_tokens))
 
 
+Refusal = str
+"""Why a strategy has no card for a model."""
 HostBuffer = tuple[int, Counts]
 """How many buffers of pinned memory of this size, and the bytes of one for one session. Sessions of a batch share
 each buffer, which grows with them."""
@@ -80,7 +82,9 @@ class SessionCard:
     source: str
 
 
-def session_card(shape: ModelShape, bits: int, lengths: Lengths, strategy: StrategySpec) -> SessionCard | None:
+def session_card(
+    shape: ModelShape, bits: int, lengths: Lengths, strategy: StrategySpec, encoder_tokens: int | None = None
+) -> SessionCard | Refusal:
     """Computes the card of one session.
 
     Counts KV payload and the device scratch that a strategy cannot do without. Does not count activations, logits,
@@ -91,20 +95,22 @@ def session_card(shape: ModelShape, bits: int, lengths: Lengths, strategy: Strat
         bits: Bits of a value of the unquantized cache.
         lengths: Lengths of the sessions.
         strategy: The cache strategy.
+        encoder_tokens: Tokens that cross-attention reads. None: the model's fixed count, or else the cached tokens.
 
     Returns:
-        None where the strategy does not support these layers, or the model's cache is not transformers'.
+        Why there is none, where the strategy does not support these layers, or the model's cache is not transformers'.
     """
     if not shape.in_transformers:
-        return None
-    return _CARDS[type(strategy)](_Layers(shape, bits), lengths, strategy)
+        return "the model's cache is its own code, not transformers'"
+    return _CARDS[type(strategy)](_Layers(shape, bits, encoder_tokens), lengths, strategy)
 
 
 class _Layers:
     """The layers of a shape as transformers caches them, at a dtype."""
 
-    def __init__(self, shape: ModelShape, bits: int) -> None:
+    def __init__(self, shape: ModelShape, bits: int, encoder_tokens: int | None) -> None:
         self.bits = bits
+        self.encoder_tokens = encoder_tokens
         self.groups = tuple(map(as_transformers, shape.layer_groups))
         indexed = any(group.indexer_head_dim for group in self.groups)
         kinds = ("full",) if indexed else ("full", "latent")
@@ -124,7 +130,7 @@ class _Layers:
 
     def layer_bytes(self, group: LayerGroup, tokens: Counts) -> Counts:
         """The payload of one layer of a group."""
-        return transformers_layer_bytes(group, tokens, self.bits)
+        return transformers_layer_bytes(group, tokens, self.bits, self.encoder_tokens)
 
 
 def _row_values(group: LayerGroup) -> int:
@@ -135,7 +141,7 @@ def _count(groups: tuple[LayerGroup, ...]) -> int:
     return sum(group.count for group in groups)
 
 
-def _dynamic(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | None:
+def _dynamic(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
     held_bytes = layers.held_bytes(layers.groups, lengths.cached_tokens)
     nothing = np.zeros_like(held_bytes)
     return SessionCard(
@@ -150,15 +156,18 @@ def _dynamic(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard 
 
 
 def _other_layers(layers: _Layers) -> tuple[str, ...]:
-    kinds = sorted({group.cache for group in layers.others} - {"none", "shared"})
-    if not kinds:
-        return ()
-    return (f"Layers of {', '.join(kinds)} attention are counted at rest; a prefill holds more for a while.",)
+    kinds = _kinds(tuple(group for group in layers.others if group.cache not in ("none", "shared")))
+    return (f"{kinds} layers are counted at rest; a prefill may hold more for a while.",) if kinds else ()
 
 
-def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | None:
-    if any(group.state or group.compression for group in layers.groups):
-        return None  # upstream moves states by other rules, which are not modelled
+def _kinds(groups: tuple[LayerGroup, ...]) -> str:
+    return ", ".join(sorted({group.cache.replace("_", " ") for group in groups}))
+
+
+def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
+    with_state = tuple(group for group in layers.groups if group.state or group.compression)
+    if with_state:
+        return f"how upstream moves {_kinds(with_state)} layers is not modelled"
     tokens = lengths.cached_tokens
     held_bytes = layers.held_bytes(layers.groups, tokens)
     layers_on_device, device_bytes = _offloaded_device_bytes(layers, tokens)
@@ -200,11 +209,13 @@ def _offloaded_device_bytes(layers: _Layers, tokens: Counts) -> tuple[float, Cou
     return float(on_device), -(-halves // 2)
 
 
-def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | None:
+def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | Refusal:
     assert isinstance(strategy, StreamedSpec)
     rows = {(group.kv_heads, group.key_head_dim, group.value_head_dim) for group in layers.plain}
-    if len(rows) != 1 or any(group.cache in ("shared", "cross") for group in layers.others):
-        return None
+    if any(group.cache in ("shared", "cross") for group in layers.others):
+        return f"{_kinds(layers.others)} layers cannot be streamed"
+    if len(rows) != 1:
+        return "layers of different rows cannot share a scratch" if rows else "no layer of full attention to stream"
     tokens = lengths.cached_tokens
     slots = min(strategy.prefetch_layers + 1, layers.count)
     device_bytes = slots * tokens * layers.widest_row_bytes + layers.held_bytes(layers.others, tokens)
@@ -225,10 +236,10 @@ def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> Sess
     )
 
 
-def _quantized(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | None:
+def _quantized(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | Refusal:
     assert isinstance(strategy, QuantizedSpec)
     if layers.others:
-        return None
+        return f"transformers quantizes full attention only; the model has {_kinds(layers.others)} layers"
     return _fp8(layers, lengths) if strategy.backend == "fp8" else _groupwise(layers, lengths, strategy)
 
 
@@ -242,7 +253,7 @@ def _fp8(layers: _Layers, lengths: Lengths) -> SessionCard:
         host_bytes=nothing,
         h2d_bytes=nothing,
         d2h_bytes=nothing,
-        assumptions=("fp8: 8 bits a value, two float32 scales a layer, no residual window.",),
+        assumptions=("8 bits a value, two float32 scales a layer, no residual window.",),
         source="transformers 5.24, cache_utils.Fp8QuantizedLayer",
     )
 
@@ -296,7 +307,7 @@ def residual_tokens(steps: Counts, residual_length: int) -> Counts:
     return steps % residual_length
 
 
-_CARDS: Final[Mapping[type, Callable[[_Layers, Lengths, StrategySpec], SessionCard | None]]] = {
+_CARDS: Final[Mapping[type, Callable[[_Layers, Lengths, StrategySpec], SessionCard | Refusal]]] = {
     DynamicSpec: _dynamic,
     OffloadedSpec: _offloaded,
     StreamedSpec: _streamed,

@@ -44,7 +44,7 @@ def strategy_bound(
     """
     bits = BITS_PER_VALUE[dtype]
     card = session_card(shape, bits, workload_lengths(workload), strategy)
-    if card is None:
+    if isinstance(card, str):
         return None
     sessions = admission_limit(
         budget.device_bytes,

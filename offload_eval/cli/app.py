@@ -1,14 +1,14 @@
 """The `offload-eval` command. A command's work is imported when it is called: `--help` is instant."""
 
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from offload_eval import __version__
-from offload_eval.errors import ExitCode, OffloadEvalError
+from offload_eval.cli.ending import end
+from offload_eval.cli.plan_options import plan
 
 app = typer.Typer(
     help="Measures what offloading or quantizing the KV cache buys, beside the analytic bound.",
@@ -101,7 +101,7 @@ def run(
             allow_mismatch=allow_mismatch,
         )
 
-    _end(body)
+    end(body)
 
 
 @app.command()
@@ -116,7 +116,7 @@ def report(
 
         return report_command(run_dir=run_dir, json_output=json_output)
 
-    _end(body)
+    end(body)
 
 
 @app.command()
@@ -128,23 +128,7 @@ def doctor(json_output: JsonOption = False) -> None:
 
         return doctor_command(json_output=json_output)
 
-    _end(body)
+    end(body)
 
 
-def _end(body: Callable[[], int]) -> NoReturn:
-    """Ends a command with its exit code; a failure that the user can mend becomes one line."""
-    try:
-        code = body()
-    except OffloadEvalError as error:
-        from offload_eval.cli.console import print_error
-
-        print_error(str(error))
-        code = error.exit_code
-    except OSError as error:
-        from offload_eval.cli.console import print_error
-
-        print_error(f"{error.filename or 'standard output'}: {error.strerror}")
-        code = ExitCode.ENVIRONMENT
-    except KeyboardInterrupt:
-        code = ExitCode.INTERRUPTED
-    raise typer.Exit(int(code))
+app.command()(plan)

@@ -20,6 +20,7 @@ from offload_eval.execution.launcher import preflight
 from offload_eval.execution.messages import Preflight
 from offload_eval.execution.session import Session, expand_cells
 from offload_eval.store.experiment_file import load_experiment
+from offload_eval.store.origin import Override
 from offload_eval.store.run_directory import RunDirectory
 from offload_eval.units import format_bytes
 
@@ -49,7 +50,8 @@ def run_command(
     """
     if resume and out is None:
         raise InputError("--resume needs --out, the directory of the run to continue")
-    asked = load_experiment(experiment, overrides, device)
+    options = [Override(path=("device",), value=device, origin=f"--device {device}")] if device else []
+    asked = load_experiment(experiment, overrides, options)
     try:
         checked = preflight(asked, _PREFLIGHT_TIMEOUT_S)
     except InputError as error:

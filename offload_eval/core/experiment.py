@@ -6,11 +6,9 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from offload_eval.core.base import Strict
+from offload_eval.core.base import Name, NonNegativeInt, PositiveInt, Strict
+from offload_eval.core.plan import PlanSpec
 
-PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 DeviceName = Literal["cpu", "cuda"]
 
 BITS_PER_VALUE = {"bfloat16": 16, "float16": 16, "float32": 32}
@@ -210,6 +208,7 @@ class Experiment(Strict, frozen=True, kw_only=True):
     baseline: str = "dynamic"
     """Label of the strategy whose tokens every other one is given."""
     measurement: MeasurementPlan = msgspec.field(default_factory=MeasurementPlan)
+    plan: PlanSpec = msgspec.field(default_factory=PlanSpec)
 
     @property
     def baseline_strategy(self) -> StrategySpec:

@@ -15,6 +15,7 @@ from offload_eval.core.experiment import (
     TextPrompt,
     Workload,
 )
+from offload_eval.core.plan import Percentile, PlanSpec, SessionGroup
 from offload_eval.store.origin import KeyPath, suggest
 
 Problem = tuple[KeyPath, str]
@@ -40,6 +41,7 @@ def check_experiment(experiment: Experiment) -> Iterator[Problem]:
     yield from _check_model(experiment.model)
     yield from _check_budget(experiment)
     yield from _check_measurement(experiment)
+    yield from _check_plan(experiment.plan)
     yield from _check_labels("workloads", experiment.workloads)
     yield from _check_labels("strategies", experiment.strategies)
     yield from _check_baseline(experiment)
@@ -94,6 +96,35 @@ def _check_measurement(experiment: Experiment) -> Iterator[Problem]:
                 ("measurement", key),
                 f"{getattr(plan, key)} is not allowed; allowed: {least} to measurement.trials = {plan.trials}",
             )
+
+
+def _check_plan(plan: PlanSpec) -> Iterator[Problem]:
+    if plan.estimate_activations and plan.activations_bytes:
+        yield (
+            ("plan", "activations_bytes"),
+            f"{plan.activations_bytes} with estimate_activations: true is not allowed; leave one of them out",
+        )
+    if plan.percentile is not None and not plan.population:
+        yield ("plan", "percentile"), f"{plan.percentile!r} needs plan.population; leave it out"
+    name, times = Counter(group.name for group in plan.population).most_common(1)[0] if plan.population else ("", 0)
+    if times > 1:
+        yield ("plan", "population"), f"the name {name!r} is used {times} times; give each group its own"
+    for index, group in enumerate(plan.population):
+        for key, problem in _check_group(group, plan.percentile):
+            yield ("plan", "population", index, *key), problem
+
+
+def _check_group(group: SessionGroup, percentile: Percentile | None) -> Iterator[Problem]:
+    if percentile is not None and getattr(group.generated_tokens, percentile) is None:
+        yield ("generated_tokens", percentile), "required by plan.percentile, and missing; allowed: an integer >= 1"
+    for name in group.generated_tokens.__struct_fields__:
+        tokens = getattr(group.generated_tokens, name)
+        if tokens is not None and tokens > group.max_new_tokens:
+            allowed = f"allowed: at most max_new_tokens = {group.max_new_tokens}"
+            yield ("generated_tokens", name), f"{tokens} is not allowed; {allowed}"
+    if group.shared_prefix_tokens > group.prompt_tokens:
+        allowed = f"allowed: at most prompt_tokens = {group.prompt_tokens}"
+        yield ("shared_prefix_tokens",), f"{group.shared_prefix_tokens} is not allowed; {allowed}"
 
 
 def _check_labels(section: str, items: Sequence[Workload | StrategySpec]) -> Iterator[Problem]:

@@ -21,13 +21,13 @@ from offload_eval.store.overrides import apply_overrides, parse_override
 from offload_eval.store.strict_yaml import read_yaml
 
 
-def load_experiment(path: Path, overrides: Sequence[str] = (), device: str | None = None) -> Experiment:
+def load_experiment(path: Path, overrides: Sequence[str] = (), options: Sequence[Override] = ()) -> Experiment:
     """Reads an experiment file, lays the overrides over it and checks the result.
 
     Args:
         path: The experiment file.
         overrides: `key.path=value` each, applied in order; the value is YAML.
-        device: Replaces the file's `device`, after the overrides.
+        options: Values that options of the command line stand for, applied after the overrides.
 
     Returns:
         The experiment, with every local path absolute and every default filled in.
@@ -35,17 +35,24 @@ def load_experiment(path: Path, overrides: Sequence[str] = (), device: str | Non
     Raises:
         InputError: The first thing wrong: the file, the path inside it, the value seen and what is allowed.
     """
-    changes = [parse_override(text, path) for text in overrides]
-    if device is not None:
-        changes.append(Override(path=("device",), value=device, origin=f"--device {device}"))
-    tree = read_yaml(_read_text(path), Origin(file=path))
+    changes = [*(parse_override(text, path) for text in overrides), *options]
     origin = Origin(file=path, overrides=changes)
+    experiment = build_experiment(read_yaml(_read_text(path), Origin(file=path)), origin)
+    return resolve_paths(experiment, origin)
+
+
+def build_experiment(tree: object, origin: Origin) -> Experiment:
+    """Lays an origin's overrides over plain values and checks the result; paths are left as they are.
+
+    Raises:
+        InputError: The first thing wrong.
+    """
     if isinstance(tree, dict):
-        tree = apply_overrides(tree, changes)
+        tree = apply_overrides(tree, origin.overrides)
     experiment = convert_experiment(tree, origin)
     for where, problem in check_experiment(experiment):
         raise origin.refusal(where, problem)
-    return resolve_paths(experiment, origin)
+    return experiment
 
 
 def load_resolved_experiment(path: Path) -> Experiment:

@@ -92,6 +92,8 @@ def _without_none(declared: inspect.Type) -> inspect.Type:
 
 def _describe(declared: inspect.Type | None) -> str:
     match declared:
+        case inspect.IntType(ge=int(low), le=int(high)):
+            return f"an integer from {low} to {high}"
         case inspect.IntType(ge=low):
             return "an integer" if low is None else f"an integer >= {low}"
         case inspect.FloatType(gt=low):

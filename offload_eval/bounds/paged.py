@@ -1,0 +1,66 @@
+"""The cache of a paged engine: whole pages, any format, prefixes that sessions share."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from offload_eval.bounds.kv_footprint import kv_total
+from offload_eval.bounds.kv_format import kv_format
+from offload_eval.bounds.kv_views import Counts, paged_view
+from offload_eval.bounds.session_card import Lengths, SessionCard
+from offload_eval.core.plan import PagingSpec
+from offload_eval.core.shape import ModelShape
+
+
+def paged_card(
+    shape: ModelShape, bits: int, lengths: Lengths, paging: PagingSpec, encoder_tokens: int | None = None
+) -> SessionCard:
+    """Computes the card of one session in a paged engine.
+
+    Args:
+        shape: The model's cache layout.
+        bits: Bits of the model's dtype.
+        lengths: Lengths of the sessions.
+        paging: Page size and format.
+        encoder_tokens: Tokens that cross-attention reads. None: the model's fixed count, or else the cached tokens.
+    """
+    view, stored = paged_view(paging.block_tokens), kv_format(paging, bits)
+    device_bytes = kv_total(shape.layer_groups, lengths.cached_tokens, view, stored, encoder_tokens)
+    nothing = np.zeros_like(device_bytes)
+    return SessionCard(
+        device_bytes=device_bytes,
+        device_peak_bytes=device_bytes,
+        host_bytes=nothing,
+        h2d_bytes=nothing,
+        d2h_bytes=nothing,
+        assumptions=(
+            f"Whole blocks of {paging.block_tokens} tokens; a windowed layer holds every block its window "
+            "touches; blocks that a prefill keeps for a window it has passed are not counted.",
+            *_format_assumptions(paging, stored.bits),
+        ),
+        source="offload_eval.bounds.kv_views.paged_view",
+    )
+
+
+def _format_assumptions(paging: PagingSpec, bits: int) -> tuple[str, ...]:
+    if paging.kv_cache_dtype == "fp8":
+        return ("8 bits a value of keys and values, two float32 scales a layer; states keep the model's dtype.",)
+    if not paging.kv_cache_dtype.startswith("int"):
+        return ()
+    return (
+        f"{bits} bits a value, a scale and a zero point in the model's dtype for "
+        f"{paging.q_group_size} values, the newest {paging.residual_length} tokens of a layer unquantized.",
+    )
+
+
+def shared_prefix_bytes(shape: ModelShape, bits: int, prefix_tokens: Counts, paging: PagingSpec) -> Counts:
+    """Bytes of a prefix that one copy serves for every session: its whole blocks, in layers that keep every token.
+
+    Windows move past a prefix and states absorb it, so their layers share nothing. Tokens that could be in a session's
+    unquantized residual window are its own.
+    """
+    stored = kv_format(paging, bits)
+    block = paging.block_tokens
+    tokens = np.maximum(prefix_tokens - stored.residual_tokens, 0) // block * block
+    groups = tuple(group for group in shape.layer_groups if group.cache in ("full", "latent") and group.state is None)
+    return kv_total(groups, tokens, paged_view(1), replace(stored, residual_tokens=0, layer_bytes=0))

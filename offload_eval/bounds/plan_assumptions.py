@@ -1,0 +1,78 @@
+"""What a plan assumes, in words."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from offload_eval.bounds.activations import ACTIVATIONS_ASSUMPTION
+from offload_eval.bounds.plan_request import PlanRequest
+from offload_eval.core.plan import PlanCell
+
+_SWAP_ASSUMPTION: Final = "Swap never counts as KV capacity, on the device or on the host."
+
+
+def plan_assumptions(request: PlanRequest, cells: Sequence[PlanCell]) -> Iterator[str]:
+    """Every assumption once: the plan's own, then those of its strategies."""
+    yield from _own(request)
+    strategies: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for assumption in cell.assumptions:
+            strategies.setdefault(assumption, {})[cell.strategy] = None
+    for assumption, names in strategies.items():
+        yield f"{', '.join(names)}: {assumption}"
+
+
+def _own(request: PlanRequest) -> Iterator[str]:
+    yield (
+        f"{request.bits}-bit values before any quantizer. A session of P prompt and G generated tokens caches "
+        "P + G - 1: the last token is never cached."
+    )
+    yield (
+        "Every session is at its full length. Logits, score matrices, quantizer transients and fragmentation are not "
+        "counted."
+    )
+    yield from _ledger_assumptions(request)
+    yield from _partition_assumptions(request)
+    yield from _model_assumptions(request)
+
+
+def _ledger_assumptions(request: PlanRequest) -> Iterator[str]:
+    spec = request.spec
+    if request.budget is not None:
+        if request.budget.weights_bytes is None:
+            yield f"Weights: {request.model.weights_source}."
+        if spec.estimate_activations:
+            yield ACTIVATIONS_ASSUMPTION
+        elif spec.activations_bytes == 0:
+            yield "No device memory is kept for activations."
+    if spec.host.kv_bytes is None:
+        yield "Host memory is not stated, so that no strategy is limited by it."
+    else:
+        yield "Pinned buffers are rounded up to powers of two, as torch's host allocator does."
+    yield _SWAP_ASSUMPTION
+
+
+def _partition_assumptions(request: PlanRequest) -> Iterator[str]:
+    partition = request.spec.partition
+    if partition.tensor_parallel * partition.pipeline_parallel > 1:
+        yield "The budget is one rank's; weights are divided evenly over ranks, and nothing of them is replicated."
+    if partition.tensor_parallel > 1:
+        yield "kv heads are divided over tensor-parallel ranks, rounded up, and replicated where there are too few."
+    if partition.pipeline_parallel > 1:
+        yield "The fullest pipeline stage decides."
+    if partition.data_parallel > 1:
+        yield "Replicas are filled alike and share one host; a batch, and a population, is one replica's."
+
+
+def _model_assumptions(request: PlanRequest) -> Iterator[str]:
+    caches = {group.cache for group in request.model.shape.layer_groups}
+    if "cross" in caches and request.spec.encoder_tokens is None:
+        yield "Cross-attention reads the model's fixed count of encoder tokens, or else as many as are cached."
+    if not request.model.shape.in_transformers:
+        yield "The model's cache is its own code, not transformers': there is the ideal view only."
+    if request.spec.population:
+        yield "Caches of transformers hold a population as one left-padded batch; a paged engine holds each session."
+        if request.spec.percentile is not None:
+            yield (
+                f"At {request.spec.percentile} every session generates its own group's {request.spec.percentile} at "
+                "once, which is more than that percentile of their sum."
+            )

@@ -1,0 +1,64 @@
+"""`offload-eval plan`: the analytic bound from a config.json, for any mix of lengths, strategies and devices."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from offload_eval.bounds.plan import make_plan, plan_cells
+from offload_eval.bounds.plan_request import PlanRequest
+from offload_eval.cli.console import print_json, result_console
+from offload_eval.cli.plan_inputs import plan_request
+from offload_eval.errors import ExitCode, InputError
+from offload_eval.reporting.plan_csv import write_plan_csv
+from offload_eval.reporting.plan_text import render_plan
+
+_MOST_CELLS_SHOWN: Final = 20_000
+
+
+def plan_command(
+    *,
+    experiment: Path | None,
+    model: str | None,
+    counts: Mapping[str, str | None],
+    strategies: list[str],
+    options: Mapping[str, Any],
+    overrides: list[str],
+    csv_path: Path | None,
+    json_output: bool,
+) -> int:
+    """Computes a plan, and prints it or writes its cells.
+
+    Raises:
+        InputError: The file, an option or the model's config is wrong.
+        UnknownModelStructureError: The arithmetic does not know the model's structure.
+    """
+    if csv_path is not None and json_output:
+        raise InputError("--csv and --json are two forms of one answer; give one of them")
+    request = plan_request(experiment, model, counts, strategies, options, overrides)
+    num_cells = len(request.workloads) * len(request.strategies)
+    if csv_path is not None:
+        _write_csv(csv_path, request)
+    elif num_cells > _MOST_CELLS_SHOWN:
+        raise InputError(f"{num_cells:,} cells are too many to show; allowed: {_MOST_CELLS_SHOWN:,}, or --csv FILE")
+    elif json_output:
+        print_json(msgspec.json.encode(make_plan(request)).decode())
+    else:
+        console = result_console()
+        for part in render_plan(make_plan(request)):
+            console.print(part, highlight=False)
+    return ExitCode.DONE
+
+
+def _write_csv(path: Path, request: PlanRequest) -> None:
+    if str(path) == "-":
+        write_plan_csv(sys.stdout, plan_cells(request))
+        return
+    try:
+        file = path.open("w", newline="", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--csv {path}: cannot be written: {error.strerror}") from error
+    with file:
+        write_plan_csv(file, plan_cells(request))
