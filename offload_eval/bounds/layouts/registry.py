@@ -48,7 +48,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "mistral": attention.every_layer_slides,
     "mixtral": attention.every_layer_slides,
     "mllama_text_model": encoder_decoder.llama_vision,
-    "mpt": own_names.all_heads(own_names.MPT_NAMES),
+    "mpt": own_names.mpt,
     "nemotron-nas": uneven.nemotron_nas,
     "nemotron_h": linear.nemotron_h,
     "olmo2": attention.full_only,
