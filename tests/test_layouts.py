@@ -259,6 +259,19 @@ def test_class_defaults_are_those_of_transformers(model_type: str):
         assert expected in (getattr(config_class, field), complete.get(field)), field
 
 
+NEVER_LEFT_OUT = {"deepseek_v32", "deepseek_v4", "glm_moe_dsa", "longcat_flash", "mamba2", "mimo_v2_flash"}
+"""Families that refuse an absent head_dim or sliding_window, or whose cache does not depend on it."""
+
+
+@pytest.mark.parametrize("model_type", sorted(set(READERS) - NOT_IN_TRANSFORMERS - NEVER_LEFT_OUT))
+@pytest.mark.parametrize("field", ["head_dim", "sliding_window", "attention_chunk_size"])
+def test_a_class_default_that_decides_the_layout_is_in_the_table(model_type: str, field: str):
+    """Without it an absent field would read as hidden_size / heads, or as no window."""
+    default = getattr(CONFIG_MAPPING[model_type], field, None)
+    if isinstance(default, int):
+        assert CLASS_DEFAULTS[model_type][field] == default
+
+
 def test_every_registered_family_is_one_of_transformers_or_remote_code():
     unknown = {name for name in READERS if name not in CONFIG_MAPPING}
     assert unknown == NOT_IN_TRANSFORMERS

@@ -74,12 +74,33 @@ def switched_window(fields: Fields) -> Layers:
 
 
 def upper_layers_slide(fields: Fields) -> Layers:
-    """Where use_sliding_window is true, layers from max_window_layers on slide: Qwen2, Qwen3, Qwen2.5-VL."""
+    """Where use_sliding_window is true, as `late_layers_slide`; else none does: Qwen2, Qwen3, Qwen2.5-VL."""
+    if fields.get("layer_types") is not None or fields.flag("use_sliding_window"):
+        return late_layers_slide(fields)
+    fields.ignore("sliding_window")
+    return [attention_layer(fields)] * fields.layers()
+
+
+def never_switched(fields: Fields) -> Layers:
+    """Every layer is full unless layer_types says otherwise; use_sliding_window must be false: Qwen2-MoE.
+
+    transformers would let every second layer below max_window_layers slide, which no published model asks for.
+    """
     layers = fields.layers()
     if fields.get("layer_types") is not None:
         return _declared(fields, layers)
-    if not fields.flag("use_sliding_window") or fields.get("sliding_window") is None:
-        fields.ignore("sliding_window")
+    if fields.flag("use_sliding_window"):
+        raise fields.unknown("use_sliding_window", "false is understood for this family")
+    fields.ignore("sliding_window")
+    return [attention_layer(fields)] * layers
+
+
+def late_layers_slide(fields: Fields) -> Layers:
+    """A sliding_window that is not null makes layers from max_window_layers on slide: dots.llm1."""
+    layers = fields.layers()
+    if fields.get("layer_types") is not None:
+        return _declared(fields, layers)
+    if fields.get("sliding_window") is None:
         return [attention_layer(fields)] * layers
     if fields.get("max_window_layers") is None:
         raise fields.unknown("max_window_layers", "the number of the first sliding layer is needed")
@@ -88,34 +109,46 @@ def upper_layers_slide(fields: Fields) -> Layers:
     return [slides if index >= first else full for index in range(layers)]
 
 
-def one_full_in(period: int) -> Callable[[Fields], Layers]:
+def one_full_in(period: int, period_name: str = "sliding_window_pattern") -> Callable[[Fields], Layers]:
     """A reader of families whose every `period`th layer is full and the others slide.
 
-    Gemma 2 and gpt-oss 2, Cohere 2 4, Gemma 3 6. sliding_window_pattern says otherwise: a number, or a string of L
-    (sliding) and G (full) that repeats.
+    Gemma 2 and gpt-oss 2, Cohere 2, OLMo 3 and EXAONE 4 4, Gemma 3 6. The field `period_name` says otherwise: a
+    number, or a string of L (sliding) and G (full) that repeats.
     """
-    return partial(_one_full_in, period)
+    return partial(_one_full_in, period, period_name)
 
 
-def _one_full_in(period: int, fields: Fields) -> Layers:
+def _one_full_in(period: int, period_name: str, fields: Fields) -> Layers:
     layers = fields.layers()
-    pattern = fields.get("sliding_window_pattern")
+    pattern = fields.get(period_name)
     if fields.get("layer_types") is not None:
         return _declared(fields, layers)
     if isinstance(pattern, str):
-        slides = _lettered(fields, pattern, layers)
+        slides = _lettered(fields, period_name, pattern, layers)
     else:
-        every = fields.positive_or("sliding_window_pattern", period)
+        every = fields.positive_or(period_name, period)
         slides = [bool((index + 1) % every) for index in range(layers)]
     return _mixed(fields, ["sliding_attention" if slide else "full_attention" for slide in slides])
 
 
-def _lettered(fields: Fields, pattern: str, layers: int) -> list[bool]:
+def _lettered(fields: Fields, name: str, pattern: str, layers: int) -> list[bool]:
     if not pattern:
-        raise fields.invalid("sliding_window_pattern", "an integer >= 1, or a text of L and G")
+        raise fields.invalid(name, "an integer >= 1, or a text of L and G")
     if set(pattern) - {"L", "G"}:
-        raise fields.unknown("sliding_window_pattern", "a number or L and G are understood")
+        raise fields.unknown(name, "a number or L and G are understood")
     return [pattern[index % len(pattern)] == "L" for index in range(layers)]
+
+
+def full_first_of(period: int) -> Callable[[Fields], Layers]:
+    """A reader of families whose first of every `period` layers is full and the others slide: CWM, Granite SWA 4."""
+    return partial(_full_first_of, period)
+
+
+def _full_first_of(period: int, fields: Fields) -> Layers:
+    layers = fields.layers()
+    if fields.get("layer_types") is not None:
+        return _declared(fields, layers)
+    return _mixed(fields, ["sliding_attention" if index % period else "full_attention" for index in range(layers)])
 
 
 def chunked_with_rope(fields: Fields) -> Layers:

@@ -93,6 +93,71 @@ def _prefixed_mamba2(fields: Fields) -> LinearState:
     )
 
 
+def bamba(fields: Fields) -> Layers:
+    """Bamba: attention on the layers that attn_layer_indices numbers, Mamba 2 elsewhere."""
+    fields.ignore("layers_block_type", "layer_types")
+    layers, full = fields.layers(), attention_layer(fields)
+    numbers = fields.layer_numbers("attn_layer_indices", layers) or frozenset()
+    linear = state_only(_prefixed_mamba2(fields))
+    return [full if index in numbers else linear for index in range(layers)]
+
+
+def zamba2(fields: Fields) -> Layers:
+    """Zamba 2: Mamba 2 in every layer, and on hybrid ones a shared attention that reads twice the hidden size."""
+    inner, size = fields.positive("mamba_expand") * fields.positive("hidden_size"), fields.positive("mamba_d_state")
+    state = LinearState(
+        conv_channels=inner + 2 * fields.positive("mamba_ngroups") * size,
+        conv_kernel=fields.positive("mamba_d_conv"),
+        recurrent_values=inner * size,
+    )
+    return _with_shared_attention(fields, state)
+
+
+def zamba(fields: Fields) -> Layers:
+    """Zamba: as Zamba 2, with Mamba 1, whose convolution runs over the inner channels alone."""
+    inner = fields.positive("mamba_expand") * fields.positive("hidden_size")
+    state = LinearState(
+        conv_channels=inner,
+        conv_kernel=fields.positive("mamba_d_conv"),
+        recurrent_values=inner * fields.positive("mamba_d_state"),
+    )
+    fields.ignore("attn_layer_period")
+    return _with_shared_attention(fields, state)
+
+
+def _with_shared_attention(fields: Fields, state: LinearState) -> Layers:
+    heads, hidden_size = fields.positive("num_attention_heads"), fields.positive("hidden_size")
+    if 2 * hidden_size % heads:
+        raise fields.invalid("hidden_size", f"a size whose double num_attention_heads ({heads}) divides")
+    head_dim = 2 * hidden_size // heads
+    if fields.positive_or("attention_head_dim", head_dim) != head_dim:
+        raise fields.unknown("attention_head_dim", f"{head_dim}, twice the hidden size over the heads, is understood")
+    hybrid = LayerGroup(
+        count=1,
+        kv_heads=fields.positive("num_key_value_heads"),
+        key_head_dim=head_dim,
+        value_head_dim=head_dim,
+        state=state,
+    )
+    fields.ignore("hybrid_layer_ids")
+    name, declared = _declared_types(fields)
+    kinds = {"hybrid": hybrid, "mamba": state_only(state), "linear_attention": state_only(state)}
+    return [fields.choice(name, layer_type, kinds) for layer_type in declared]
+
+
+def short_conv(fields: Fields) -> Layers:
+    """LFM2: attention and short convolutions over the hidden size, named by layer_types or full_attn_idxs."""
+    layers, full = fields.layers(), attention_layer(fields)
+    conv = state_only(
+        LinearState(conv_channels=fields.positive("hidden_size"), conv_kernel=fields.positive("conv_L_cache"))
+    )
+    numbers = fields.layer_numbers("full_attn_idxs", layers)
+    if fields.get("layer_types") is None and numbers is not None:
+        return [full if index in numbers else conv for index in range(layers)]
+    kinds = {"full_attention": full, "conv": conv}
+    return [fields.choice("layer_types", kind, kinds) for kind in fields.per_layer("layer_types", layers)]
+
+
 def falcon_h1(fields: Fields) -> Layers:
     """Falcon-H1: every layer has attention and Mamba 2 side by side."""
     if fields.get("attn_layer_indices") is not None:

@@ -15,6 +15,7 @@ GPT2_NAMES: Final[Names] = ("n_embd", "n_head", "n_layer")
 STANDARD_NAMES: Final[Names] = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 BLOOM_NAMES: Final[Names] = ("hidden_size", "n_head", "n_layer")
 MPT_NAMES: Final[Names] = ("d_model", "n_heads", "n_layers")
+XGLM_NAMES: Final[Names] = ("d_model", "attention_heads", "num_layers")
 GPT_NEO_NAMES: Final[Names] = ("hidden_size", "num_heads", "num_layers")
 
 
@@ -45,6 +46,13 @@ def gpt_bigcode(fields: Fields) -> Layers:
     """GPT-BigCode: one kv head where multi_query. Source: models/gpt_bigcode."""
     kv_heads = 1 if fields.flag("multi_query") else None
     return [_layer(GPT2_NAMES, fields, kv_heads)] * fields.layers("n_layer")
+
+
+def dbrx(fields: Fields) -> Layers:
+    """DBRX: attn_config has the kv heads."""
+    attention = Fields(fields.section("attn_config") or {}, section="attn_config")
+    kv_heads = attention.positive("kv_n_heads")
+    return [_layer(MPT_NAMES, fields, kv_heads)] * fields.layers("n_layers")
 
 
 def falcon(fields: Fields) -> Layers:
