@@ -3,16 +3,18 @@
 bfloat16, so that states kept in float32 show. Windows are 8 tokens, chunks and compression stretches 8 and 4.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from offload_eval.bounds.kv_footprint import transformers_kv_bytes
 from offload_eval.bounds.model_shape import model_shape
+from offload_eval.errors import UnknownModelStructureError
 from offload_eval.strategies.base import kv_payload_bytes
 
 WINDOW = 8
@@ -64,7 +66,97 @@ DELTA_NET = {
 }
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2}
 
+ZAMBA = {
+    **STANDARD,
+    "num_key_value_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "n_mamba_heads": 4,
+    "num_mem_blocks": 1,
+    "use_mamba_kernels": False,
+    "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"],
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
+    "afmoe": {**WINDOWED, **EXPERTS, "head_dim": 16, "num_shared_experts": 1},
+    "apertus": STANDARD,
+    "arcee": STANDARD,
+    "axk1": LATENT,
+    "bamba": {**STANDARD, **MAMBA2, "attn_layer_indices": [1]},
+    "biogpt": STANDARD,
+    "codegen": {**GPT2, "rotary_dim": 8},
+    "cwm": {**WINDOWED, "head_dim": 16},
+    "dbrx": {
+        **VOCABULARY,
+        "d_model": 48,
+        "n_heads": 4,
+        "n_layers": 3,
+        "max_seq_len": 64,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1},
+    },
+    "diffllama": STANDARD,
+    "dots1": {**WINDOWED, **ROUTED, "max_window_layers": 2},
+    "dots1 (no window)": {**STANDARD, **ROUTED, "sliding_window": None},
+    "ernie4_5": {**STANDARD, "head_dim": 16},
+    "ernie4_5_moe": {**STANDARD, "moe_num_experts": 2, "moe_k": 1, "moe_intermediate_size": 16},
+    "exaone": STANDARD,
+    "exaone4": WINDOWED,
+    "exaone_moe": {**WINDOWED, **EXPERTS, "head_dim": 16},
+    "flex_olmo": {**STANDARD, **EXPERTS},
+    "glm": {**STANDARD, "head_dim": 16},
+    "glm4": {**STANDARD, "head_dim": 16},
+    "glm4_moe": {**STANDARD, **ROUTED, "head_dim": 16},
+    "gpt_neox_japanese": STANDARD,
+    "granite_swa": WINDOWED,
+    "granitemoe": {**STANDARD, **EXPERTS},
+    "granitemoe_swa": {**WINDOWED, **EXPERTS},
+    "granitemoeshared": {**STANDARD, **EXPERTS, "shared_intermediate_size": 16},
+    "helium": {**STANDARD, "head_dim": 12},
+    "hunyuan_v1_dense": {**STANDARD, "head_dim": 16},
+    "hunyuan_v1_moe": {**STANDARD, "num_experts": 2, "moe_topk": 1, "head_dim": 16},
+    "hy_v3": {**STANDARD, **EXPERTS, "head_dim": 16},
+    "hyperclovax": STANDARD,
+    "internlm3": {**STANDARD, "head_dim": 16},
+    "iquestcoder": {**STANDARD, "head_dim": 16},
+    "jais2": STANDARD,
+    "lfm2": {**STANDARD, "layer_types": ["conv", "full_attention", "conv", "conv"]},
+    "lfm2 (numbers of layers)": {**STANDARD, "full_attn_idxs": [1]},
+    "lfm2_moe": {**STANDARD, **EXPERTS, "layer_types": ["conv", "full_attention", "conv", "conv"]},
+    "minicpm3": LATENT,
+    "minimax_m2": {**STANDARD, **EXPERTS, "head_dim": 16, "rotary_dim": 8},
+    "ministral": {**WINDOWED, "head_dim": 16},
+    "ministral3": {**WINDOWED, "head_dim": 16},
+    "nanochat": STANDARD,
+    "nemotron": STANDARD,
+    "olmo": STANDARD,
+    "olmo3": WINDOWED,
+    "olmo_hybrid": DELTA_NET,
+    "olmoe": {**STANDARD, **EXPERTS},
+    "persimmon": STANDARD,
+    "phi": STANDARD,
+    "phimoe": {**WINDOWED, **EXPERTS},
+    "qwen2_moe": {**STANDARD, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3_5_moe_text": DELTA_NET,
+    "sarvam_mla": LATENT,
+    "sarvam_moe": {**STANDARD, **EXPERTS, "head_dim": 16},
+    "seed_oss": {**STANDARD, "head_dim": 16},
+    "solar_open": {**STANDARD, **ROUTED, "head_dim": 16},
+    "stablelm": {**STANDARD, "partial_rotary_factor": 0.5},
+    "starcoder2": WINDOWED,
+    "vaultgemma": {**WINDOWED, "head_dim": 16},
+    "xglm": {
+        **VOCABULARY,
+        "d_model": 48,
+        "attention_heads": 4,
+        "num_layers": 3,
+        "ffn_dim": 32,
+        "max_position_embeddings": 64,
+    },
+    "youtu": LATENT,
+    "zamba": {**ZAMBA, "mamba_dt_rank": 4},
+    "zamba2": {**ZAMBA, "mamba_ngroups": 2, "use_mem_eff_path": False},
     "bloom": {**VOCABULARY, "hidden_size": 48, "n_head": 4, "n_layer": 3},
     "cohere": STANDARD,
     "cohere2": WINDOWED,
@@ -226,28 +318,38 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": DELTA_NET,
     "smollm3": STANDARD,
 }
-ENCODER_DECODERS: dict[str, dict[str, Any]] = {
-    "bart": {
-        **VOCABULARY,
-        "d_model": 48,
-        "encoder_layers": 2,
-        "decoder_layers": 3,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 32,
-        "decoder_ffn_dim": 32,
-        "max_position_embeddings": 64,
-    },
-    "t5": {
-        **VOCABULARY,
-        "d_model": 48,
-        "d_kv": 10,
-        "d_ff": 32,
-        "num_layers": 3,
-        "num_decoder_layers": 3,
-        "num_heads": 4,
-    },
+BART = {
+    **VOCABULARY,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 64,
 }
+T5 = {**VOCABULARY, "d_model": 48, "d_kv": 10, "d_ff": 32, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4}
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "bart": BART,
+    "m2m_100": BART,
+    "marian": BART,
+    "mbart": BART,
+    "mt5": T5,
+    "pegasus": BART,
+    "t5": T5,
+    "umt5": T5,
+}
+WITHOUT_A_HEAD: dict[str, dict[str, Any]] = {
+    "mistral4": LATENT,
+    "qwen2_5_vl_text": {
+        **STANDARD,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]},
+    },
+    "qwen3_vl_moe_text": {**STANDARD, **EXPERTS, "head_dim": 16},
+    "qwen3_vl_text": {**STANDARD, "head_dim": 16},
+}
+"""Text models that have no class of their own with a language model's head: parts of a vision model."""
 
 
 @pytest.fixture(autouse=True)
@@ -302,3 +404,24 @@ def test_cross_attention_holds_the_encoders_tokens(model_type: str):
     assert footprint is not None
     assert held_bytes(cache.self_attention_cache) == footprint.parts["kv"]
     assert held_bytes(cache.cross_attention_cache) == footprint.parts["cross"]
+
+
+@pytest.mark.parametrize("model_type", sorted(WITHOUT_A_HEAD))
+def test_a_text_model_without_a_head_fills_the_views_bytes(model_type: str):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[model_type](**WITHOUT_A_HEAD[model_type])
+    model = AutoModel.from_config(config, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        cache = model(torch.randint(3, 64, (1, 11)), use_cache=True).past_key_values
+    footprint = transformers_kv_bytes(model_shape(config.to_dict()), 11)
+    assert footprint is not None
+    assert held_bytes(cache) == footprint.total_bytes
+
+
+@pytest.mark.parametrize("variant", sorted(CONFIGS))
+def test_the_file_says_what_the_converted_config_says(variant: str):
+    """Fields that a file leaves to the class are either the table's defaults or refused by name."""
+    model_type = variant.split()[0]
+    converted = model_shape(CONFIG_MAPPING[model_type](**CONFIGS[variant]).to_dict())
+    with contextlib.suppress(UnknownModelStructureError):
+        assert model_shape({"model_type": model_type, **CONFIGS[variant]}).layer_groups == converted.layer_groups

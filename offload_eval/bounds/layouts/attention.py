@@ -9,7 +9,6 @@ from functools import partial
 
 from offload_eval.bounds.layouts.fields import Fields
 from offload_eval.core.shape import LayerGroup
-from offload_eval.errors import UnknownModelStructureError
 
 Layers = list[LayerGroup]
 """One group of one layer, for every layer in turn."""
@@ -43,17 +42,23 @@ def sliding(layer: LayerGroup, window_tokens: int) -> LayerGroup:
 
 def full_only(fields: Fields) -> Layers:
     """Every layer keeps every token: Llama, Gemma, Granite, OLMo 2."""
-    layers = fields.positive("num_hidden_layers")
-    declared = set(fields.get("layer_types") or ())
-    if declared - {"full_attention"}:
-        raise UnknownModelStructureError(f"layer_types has {sorted(declared)}; known: full_attention alone")
-    return [attention_layer(fields)] * layers
+    return repeated(fields, attention_layer(fields), "full_attention")
+
+
+def repeated(fields: Fields, layer: LayerGroup, layer_type: str) -> Layers:
+    """The layer num_hidden_layers times; layer_types, where it is there, may name `layer_type` alone."""
+    layers = fields.layers()
+    if fields.get("layer_types") is None:
+        return [layer] * layers
+    return [
+        fields.choice("layer_types", kind, {layer_type: layer}) for kind in fields.per_layer("layer_types", layers)
+    ]
 
 
 def every_layer_slides(fields: Fields) -> Layers:
     """A sliding_window that is not null makes every layer slide: Mistral, Mixtral, Phi-3."""
-    layers = fields.positive("num_hidden_layers")
-    if fields.get("layer_types"):
+    layers = fields.layers()
+    if fields.get("layer_types") is not None:
         return _declared(fields, layers)
     if fields.get("sliding_window") is None:
         return [attention_layer(fields)] * layers
@@ -69,53 +74,96 @@ def switched_window(fields: Fields) -> Layers:
 
 
 def upper_layers_slide(fields: Fields) -> Layers:
-    """Where use_sliding_window is true, layers from max_window_layers on slide: Qwen2, Qwen3, Qwen2.5-VL."""
-    layers = fields.positive("num_hidden_layers")
-    if fields.get("layer_types"):
+    """Where use_sliding_window is true, as `late_layers_slide`; else none does: Qwen2, Qwen3, Qwen2.5-VL."""
+    if fields.get("layer_types") is not None or fields.flag("use_sliding_window"):
+        return late_layers_slide(fields)
+    fields.ignore("sliding_window")
+    return [attention_layer(fields)] * fields.layers()
+
+
+def never_switched(fields: Fields) -> Layers:
+    """Every layer is full unless layer_types says otherwise; use_sliding_window must be false: Qwen2-MoE.
+
+    transformers would let every second layer below max_window_layers slide, which no published model asks for.
+    """
+    layers = fields.layers()
+    if fields.get("layer_types") is not None:
         return _declared(fields, layers)
-    if not fields.flag("use_sliding_window") or fields.get("sliding_window") is None:
-        fields.ignore("sliding_window")
+    if fields.flag("use_sliding_window"):
+        raise fields.unknown("use_sliding_window", "false is understood for this family")
+    fields.ignore("sliding_window")
+    return [attention_layer(fields)] * layers
+
+
+def late_layers_slide(fields: Fields) -> Layers:
+    """A sliding_window that is not null makes layers from max_window_layers on slide: dots.llm1."""
+    layers = fields.layers()
+    if fields.get("layer_types") is not None:
+        return _declared(fields, layers)
+    if fields.get("sliding_window") is None:
         return [attention_layer(fields)] * layers
-    first = fields.get("max_window_layers")
-    if not isinstance(first, int) or first < 0:
-        raise UnknownModelStructureError(f"max_window_layers is {first!r}; a layer's number is needed")
+    if fields.get("max_window_layers") is None:
+        raise fields.unknown("max_window_layers", "the number of the first sliding layer is needed")
+    first = fields.count("max_window_layers")
     full, slides = attention_layer(fields), sliding(attention_layer(fields), fields.window("sliding_window"))
     return [slides if index >= first else full for index in range(layers)]
 
 
-def one_full_in(period: int) -> Callable[[Fields], Layers]:
+def one_full_in(period: int, period_name: str = "sliding_window_pattern") -> Callable[[Fields], Layers]:
     """A reader of families whose every `period`th layer is full and the others slide.
 
-    Gemma 2 and gpt-oss 2, Cohere 2 4, Gemma 3 6. sliding_window_pattern says otherwise: a number, or a string of L
-    (sliding) and G (full) that repeats.
+    Gemma 2 and gpt-oss 2, Cohere 2, OLMo 3 and EXAONE 4 4, Gemma 3 6. The field `period_name` says otherwise: a
+    number, or a string of L (sliding) and G (full) that repeats.
     """
-    return partial(_one_full_in, period)
+    return partial(_one_full_in, period, period_name)
 
 
-def _one_full_in(period: int, fields: Fields) -> Layers:
-    layers = fields.positive("num_hidden_layers")
-    pattern = fields.get("sliding_window_pattern") or period
-    if fields.get("layer_types"):
+def _one_full_in(period: int, period_name: str, fields: Fields) -> Layers:
+    layers = fields.layers()
+    pattern = fields.get(period_name)
+    if fields.get("layer_types") is not None:
         return _declared(fields, layers)
-    if isinstance(pattern, str) and not set(pattern) - {"L", "G"}:
-        slides = [pattern[index % len(pattern)] == "L" for index in range(layers)]
-    elif isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
-        slides = [bool((index + 1) % pattern) for index in range(layers)]
+    if isinstance(pattern, str):
+        slides = _lettered(fields, period_name, pattern, layers)
     else:
-        raise UnknownModelStructureError(f"sliding_window_pattern is {pattern!r}; a number or L and G are understood")
+        every = fields.positive_or(period_name, period)
+        slides = [bool((index + 1) % every) for index in range(layers)]
     return _mixed(fields, ["sliding_attention" if slide else "full_attention" for slide in slides])
+
+
+def _lettered(fields: Fields, name: str, pattern: str, layers: int) -> list[bool]:
+    if not pattern:
+        raise fields.invalid(name, "an integer >= 1, or a text of L and G")
+    if set(pattern) - {"L", "G"}:
+        raise fields.unknown(name, "a number or L and G are understood")
+    return [pattern[index % len(pattern)] == "L" for index in range(layers)]
+
+
+def full_first_of(period: int) -> Callable[[Fields], Layers]:
+    """A reader of families whose first of every `period` layers is full and the others slide: CWM, Granite SWA 4."""
+    return partial(_full_first_of, period)
+
+
+def _full_first_of(period: int, fields: Fields) -> Layers:
+    layers = fields.layers()
+    if fields.get("layer_types") is not None:
+        return _declared(fields, layers)
+    return _mixed(fields, ["sliding_attention" if index % period else "full_attention" for index in range(layers)])
 
 
 def chunked_with_rope(fields: Fields) -> Layers:
     """Llama 4: layers with rotary embeddings (no_rope_layers is 1) see their chunk, those without see all."""
-    layers = fields.positive("num_hidden_layers")
-    if fields.get("layer_types"):
+    layers = fields.layers()
+    if fields.get("layer_types") is not None:
         return _declared(fields, layers)
+    if fields.sequence("no_rope_layers"):
+        kinds = {0: "full_attention", 1: "chunked_attention"}
+        with_rope = fields.per_layer("no_rope_layers", layers)
+        return _mixed(fields, [fields.choice("no_rope_layers", rope, kinds) for rope in with_rope])
     interval = fields.positive_or("no_rope_layer_interval", 4)
-    with_rope: Sequence[int] = fields.get("no_rope_layers") or [(index + 1) % interval for index in range(layers)]
-    if len(with_rope) != layers:
-        raise UnknownModelStructureError(f"no_rope_layers has {len(with_rope)} entries for {layers} layers")
-    return _mixed(fields, ["chunked_attention" if rope else "full_attention" for rope in with_rope])
+    return _mixed(
+        fields, ["chunked_attention" if (index + 1) % interval else "full_attention" for index in range(layers)]
+    )
 
 
 def _declared(fields: Fields, layers: int) -> Layers:

@@ -11,13 +11,12 @@ import msgspec
 from offload_eval.bounds.layouts.attention import Layers, attention_layer
 from offload_eval.bounds.layouts.fields import Fields
 from offload_eval.core.shape import LayerGroup
-from offload_eval.errors import UnknownModelStructureError
 
 
 def t5(fields: Fields) -> Layers:
     """T5: heads * d_kv, which is not d_model; the request decides the encoder's length."""
     width = fields.positive("d_kv")
-    return _self_and_cross(fields, fields.positive("num_decoder_layers"), fields.positive("num_heads"), width, None)
+    return _self_and_cross(fields, fields.layers("num_decoder_layers"), fields.positive("num_heads"), width, None)
 
 
 def bart(fields: Fields) -> Layers:
@@ -33,7 +32,7 @@ def whisper(fields: Fields) -> Layers:
 def _decoder(fields: Fields, encoder_tokens: int | None) -> Layers:
     heads = fields.positive("decoder_attention_heads")
     width = fields.divided("d_model", "decoder_attention_heads")
-    return _self_and_cross(fields, fields.positive("decoder_layers"), heads, width, encoder_tokens)
+    return _self_and_cross(fields, fields.layers("decoder_layers"), heads, width, encoder_tokens)
 
 
 def _self_and_cross(fields: Fields, layers: int, heads: int, head_dim: int, encoder_tokens: int | None) -> Layers:
@@ -55,7 +54,7 @@ def llama_vision_with_image(fields: Fields, outer: Mapping[str, Any]) -> Layers:
         fields: The text config.
         outer: The file that holds the text config and the vision config.
     """
-    vision = Fields(Fields(outer, {}).section("vision_config") or {}, {})
+    vision = Fields(Fields(outer).section("vision_config") or {}, section="vision_config")
     patches = vision.divided("image_size", "patch_size")
     return _llama_vision(fields, vision.positive("max_num_tiles") * (patches**2 + 1))
 
@@ -63,7 +62,8 @@ def llama_vision_with_image(fields: Fields, outer: Mapping[str, Any]) -> Layers:
 def _llama_vision(fields: Fields, vision_tokens: int) -> Layers:
     own = attention_layer(fields)
     cross = msgspec.structs.replace(own, cache="cross", encoder_tokens=vision_tokens)
-    layers, cross_layers = fields.positive("num_hidden_layers"), fields.get("cross_attention_layers")
-    if not isinstance(cross_layers, list | tuple) or not all(index in range(layers) for index in cross_layers):
-        raise UnknownModelStructureError(f"cross_attention_layers is {cross_layers!r}; numbers of layers are needed")
+    layers = fields.layers()
+    cross_layers = fields.layer_numbers("cross_attention_layers", layers)
+    if cross_layers is None:
+        raise fields.unknown("cross_attention_layers", "numbers of layers are needed")
     return [cross if index in cross_layers else own for index in range(layers)]

@@ -3,10 +3,9 @@
 Source: transformers 5.24, models/deepseek_v3 (the latent itself is cached since 5.15), models/deepseek_v32.
 """
 
-from offload_eval.bounds.layouts.attention import Layers
+from offload_eval.bounds.layouts.attention import Layers, repeated
 from offload_eval.bounds.layouts.fields import Fields
 from offload_eval.core.shape import Compression, LayerGroup, TransformersDifference
-from offload_eval.errors import UnknownModelStructureError
 
 
 def latent_layer(fields: Fields, indexer_head_dim: int = 0) -> LayerGroup:
@@ -24,30 +23,22 @@ def latent_layer(fields: Fields, indexer_head_dim: int = 0) -> LayerGroup:
 
 def mla(fields: Fields) -> Layers:
     """DeepSeek V2 and V3, GLM-4.7-Flash: every layer is latent."""
-    _only(fields, "full_attention")
-    return [latent_layer(fields)] * fields.positive("num_hidden_layers")
+    return repeated(fields, latent_layer(fields), "full_attention")
 
 
 def longcat(fields: Fields) -> Layers:
     """LongCat-Flash: two attentions, and so two caches, a layer."""
-    return [latent_layer(fields)] * (2 * fields.positive("num_layers"))
+    return [latent_layer(fields)] * (2 * fields.layers("num_layers"))
 
 
 def mla_with_indexer(fields: Fields) -> Layers:
     """DeepSeek V3.2, GLM-5: an indexer key a token, except on layers whose indexer_types entry is shared."""
-    layers = fields.positive("num_hidden_layers")
-    _only(fields, "indexed_attention")
     with_indexer, without = latent_layer(fields, fields.positive("index_head_dim")), latent_layer(fields)
     if fields.get("indexer_types") is None:
-        return [with_indexer] * layers
+        return repeated(fields, with_indexer, "indexed_attention")
+    layers = len(repeated(fields, with_indexer, "indexed_attention"))
     kinds = {"full": with_indexer, "shared": without}
     return [fields.choice("indexer_types", kind, kinds) for kind in fields.per_layer("indexer_types", layers)]
-
-
-def _only(fields: Fields, layer_type: str) -> None:
-    declared = set(fields.get("layer_types") or ())
-    if declared - {layer_type}:
-        raise UnknownModelStructureError(f"layer_types has {sorted(declared)}; known: {layer_type} alone")
 
 
 def deepseek_v4(fields: Fields) -> Layers:
@@ -56,14 +47,16 @@ def deepseek_v4(fields: Fields) -> Layers:
     Source: transformers 5.24, models/deepseek_v4. compress_ratios lists 0, 4 or 128 a layer, the layer of the
     next-token predictor last; layer_types and compress_rates say the same in a converted config.
     """
-    layers = fields.positive("num_hidden_layers")
-    if fields.get("layer_types"):
+    layers = fields.layers()
+    if fields.get("layer_types") is not None:
         kinds = fields.per_layer("layer_types", layers)
         fields.ignore("compress_ratios")
     else:
-        ratios = fields.get("compress_ratios")
-        if not isinstance(ratios, list) or len(ratios) < layers:
-            raise UnknownModelStructureError(f"compress_ratios is {ratios!r}; one entry for each layer is needed")
+        ratios = fields.sequence("compress_ratios")
+        if ratios is None:
+            raise fields.unknown("compress_ratios", "one entry for each layer is needed")
+        if len(ratios) < layers:
+            raise fields.invalid("compress_ratios", f"a list with an entry for each of {layers} layers")
         kinds = [fields.choice("compress_ratios", ratio, _KIND_OF_RATIO) for ratio in ratios[:layers]]
     by_kind = _deepseek_v4_kinds(fields)
     return [fields.choice("layer_types", kind, by_kind) for kind in kinds]
@@ -74,12 +67,13 @@ _KIND_OF_RATIO = {0: "sliding_attention", 4: "compressed_sparse_attention", 128:
 
 def _deepseek_v4_kinds(fields: Fields) -> dict[str, LayerGroup]:
     if fields.positive("num_key_value_heads") != 1:
-        raise UnknownModelStructureError("num_key_value_heads is not 1; one shared key and value is understood")
+        raise fields.unknown("num_key_value_heads", "one shared key and value is understood")
     window, width = fields.window("sliding_window"), fields.positive("head_dim")
-    rates = fields.section("compress_rates") or {kind: ratio for ratio, kind in _KIND_OF_RATIO.items()}
-    sparse, heavy = (rates.get(_KIND_OF_RATIO[ratio]) for ratio in (4, 128))
-    if not isinstance(sparse, int) or not isinstance(heavy, int):
-        raise UnknownModelStructureError(f"compress_rates is {rates!r}; a ratio for each compressed type is needed")
+    rates = Fields(
+        fields.section("compress_rates") or {kind: ratio for ratio, kind in _KIND_OF_RATIO.items()},
+        section="compress_rates",
+    )
+    sparse, heavy = (rates.positive(_KIND_OF_RATIO[ratio]) for ratio in (4, 128))
     plain = LayerGroup(
         count=1,
         cache="sliding",

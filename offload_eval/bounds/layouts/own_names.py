@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from offload_eval.bounds.layouts.attention import Layers, sliding
 from offload_eval.bounds.layouts.fields import Fields
 from offload_eval.core.shape import LayerGroup, TransformersDifference
-from offload_eval.errors import UnknownModelStructureError
+from offload_eval.errors import InputError
 
 Names = tuple[str, str, str]
 """The names of hidden size, heads and layers."""
@@ -15,6 +15,7 @@ GPT2_NAMES: Final[Names] = ("n_embd", "n_head", "n_layer")
 STANDARD_NAMES: Final[Names] = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 BLOOM_NAMES: Final[Names] = ("hidden_size", "n_head", "n_layer")
 MPT_NAMES: Final[Names] = ("d_model", "n_heads", "n_layers")
+XGLM_NAMES: Final[Names] = ("d_model", "attention_heads", "num_layers")
 GPT_NEO_NAMES: Final[Names] = ("hidden_size", "num_heads", "num_layers")
 
 
@@ -24,7 +25,7 @@ def all_heads(names: Names) -> Callable[[Fields], Layers]:
 
 
 def _all_heads(names: Names, fields: Fields) -> Layers:
-    return [_layer(names, fields)] * fields.positive(names[2])
+    return [_layer(names, fields)] * fields.layers(names[2])
 
 
 def _layer(names: Names, fields: Fields, kv_heads: int | None = None) -> LayerGroup:
@@ -32,10 +33,26 @@ def _layer(names: Names, fields: Fields, kv_heads: int | None = None) -> LayerGr
     return LayerGroup(count=1, kv_heads=kv_heads or heads, key_head_dim=head_dim, value_head_dim=head_dim)
 
 
+def mpt(fields: Fields) -> Layers:
+    """MPT: plain multi-head attention; the remote code's grouped variants are not in transformers."""
+    attention = Fields(fields.section("attn_config") or {}, section="attn_config")
+    attention.choice("attn_type", attention.get("attn_type"), {None: True, "multihead_attention": True})
+    if attention.get("kv_n_heads") is not None:
+        raise attention.unknown("kv_n_heads", "null is understood; transformers gives every head its own keys")
+    return _all_heads(MPT_NAMES, fields)
+
+
 def gpt_bigcode(fields: Fields) -> Layers:
     """GPT-BigCode: one kv head where multi_query. Source: models/gpt_bigcode."""
     kv_heads = 1 if fields.flag("multi_query") else None
-    return [_layer(GPT2_NAMES, fields, kv_heads)] * fields.positive("n_layer")
+    return [_layer(GPT2_NAMES, fields, kv_heads)] * fields.layers("n_layer")
+
+
+def dbrx(fields: Fields) -> Layers:
+    """DBRX: attn_config has the kv heads."""
+    attention = Fields(fields.section("attn_config") or {}, section="attn_config")
+    kv_heads = attention.positive("kv_n_heads")
+    return [_layer(MPT_NAMES, fields, kv_heads)] * fields.layers("n_layers")
 
 
 def falcon(fields: Fields) -> Layers:
@@ -44,7 +61,7 @@ def falcon(fields: Fields) -> Layers:
     The new block repeats keys and values over all query heads before it caches them. Source: transformers 5.24,
     models/falcon/modeling_falcon.py (`_split_heads`).
     """
-    layers, heads = fields.positive("num_hidden_layers"), fields.positive("num_attention_heads")
+    layers, heads = fields.layers(), fields.positive("num_attention_heads")
     if not fields.flag("new_decoder_architecture"):
         return [_layer(STANDARD_NAMES, fields, 1 if fields.flag("multi_query") else None)] * layers
     fields.ignore("multi_query")
@@ -64,7 +81,7 @@ def gpt_neo(fields: Fields) -> Layers:
 
     attention_types is a list of (pattern, repeats). Source: models/gpt_neo/configuration_gpt_neo.py.
     """
-    layers, full = fields.positive("num_layers"), _layer(GPT_NEO_NAMES, fields)
+    layers, full = fields.layers("num_layers"), _layer(GPT_NEO_NAMES, fields)
     windowed = sliding(full, fields.window("window_size"))
     local = LayerGroup(
         count=1,
@@ -76,13 +93,25 @@ def gpt_neo(fields: Fields) -> Layers:
         transformers=TransformersDifference(cache="full"),
     )
     kinds: Mapping[str, LayerGroup] = {"global": full, "local": local}
-    try:
-        names = [name for pattern, repeats in fields.get("attention_types") for name in pattern * repeats]
-    except (TypeError, ValueError):
-        raise UnknownModelStructureError(
-            f"attention_types is {fields.get('attention_types')!r}; a list of (pattern, repeats) is understood"
-        ) from None
-    if len(names) != layers:
-        raise UnknownModelStructureError(f"attention_types describes {len(names)} layers, num_layers is {layers}")
+    names = _attention_names(fields, layers)
     fields.ignore("attention_layers")
     return [fields.choice("attention_types", name, kinds) for name in names]
+
+
+def _attention_names(fields: Fields, layers: int) -> list[Any]:
+    entries = fields.sequence("attention_types")
+    if entries is None:
+        raise fields.unknown("attention_types", "a list of (pattern, repeats) is needed")
+    if not all(_is_repeated_pattern(entry, layers) for entry in entries):
+        raise fields.invalid("attention_types", f"a list of (pattern, repeats), at most {layers} repeats each")
+    names = [name for pattern, repeats in entries for name in list(pattern) * repeats]
+    if len(names) != layers:
+        raise InputError(f"attention_types describes {len(names)} layers; allowed: {layers}, which num_layers is")
+    return names
+
+
+def _is_repeated_pattern(entry: Any, layers: int) -> bool:
+    if not isinstance(entry, list | tuple) or len(entry) != 2:
+        return False
+    pattern, repeats = entry
+    return isinstance(pattern, list | tuple) and type(repeats) is int and 0 <= repeats <= layers

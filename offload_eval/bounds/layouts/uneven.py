@@ -6,9 +6,9 @@ from typing import Any, Final
 import msgspec
 
 from offload_eval.bounds.layouts.attention import Layers, attention_layer
-from offload_eval.bounds.layouts.fields import Fields
+from offload_eval.bounds.layouts.fields import Fields, shown
 from offload_eval.core.shape import LayerGroup
-from offload_eval.errors import UnknownModelStructureError
+from offload_eval.errors import InputError, UnknownModelStructureError
 
 _NAS_UNKNOWN: Final = ("window_length", "num_sink_tokens", "sparsify", "unshifted_sink")
 
@@ -20,31 +20,32 @@ def nemotron_nas(fields: Fields) -> Layers:
     """
     heads = fields.positive("num_attention_heads")
     head_dim = fields.divided("hidden_size", "num_attention_heads")
-    blocks = fields.per_layer("block_configs", fields.positive("num_hidden_layers"))
+    blocks = fields.per_layer("block_configs", fields.layers())
     return [_nas_layer(block, heads, head_dim) for block in blocks]
 
 
 def _nas_layer(block: Any, heads: int, head_dim: int) -> LayerGroup:
-    attention = block.get("attention") if isinstance(block, Mapping) else None
-    if not isinstance(attention, Mapping):
+    if not isinstance(block, Mapping):
+        raise InputError(f"block_configs has {shown(block)}; allowed: an object for each layer")
+    section = Fields(block, section="block_configs").section("attention")
+    if section is None:
         raise UnknownModelStructureError("block_configs: a block has no attention entry")
-    if attention.get("no_op") or attention.get("replace_with_linear"):
+    attention = Fields({**section, "num_attention_heads": heads}, section="block_configs.attention")
+    if attention.flag("no_op") or attention.flag("replace_with_linear"):
         return LayerGroup(count=1, cache="none")
     for name in _NAS_UNKNOWN:
         if attention.get(name):
-            raise UnknownModelStructureError(f"block_configs: attention.{name} = {attention[name]!r} is unknown here")
-    kv_heads = Fields({**attention, "num_attention_heads": heads}, {}).divided(
-        "num_attention_heads", "n_heads_in_group"
-    )
+            raise attention.unknown(name, "a layout with it is not known here")
+    kv_heads = attention.divided("num_attention_heads", "n_heads_in_group")
     return LayerGroup(count=1, kv_heads=kv_heads, key_head_dim=head_dim, value_head_dim=head_dim)
 
 
 def openelm(fields: Fields) -> Layers:
     """OpenELM: num_kv_heads is a list. Source: apple/OpenELM, configuration_openelm.py; formula only, not measured."""
     head_dim = fields.positive("head_dim")
-    heads = fields.per_layer("num_kv_heads", fields.positive("num_transformer_layers"))
-    if not all(isinstance(count, int) and count > 0 for count in heads):
-        raise UnknownModelStructureError(f"num_kv_heads is {heads!r}; a positive int for each layer is needed")
+    heads = fields.per_layer("num_kv_heads", fields.layers("num_transformer_layers"))
+    if not all(type(count) is int and count > 0 for count in heads):
+        raise fields.invalid("num_kv_heads", "a list of integers >= 1")
     return [LayerGroup(count=1, kv_heads=count, key_head_dim=head_dim, value_head_dim=head_dim) for count in heads]
 
 
@@ -54,15 +55,15 @@ def mimo_v2(fields: Fields) -> Layers:
     The original file counts the tokens before the query (sliding_window_size), so its window is one more; a
     converted config has the window itself. Source: transformers 5.24, models/mimo_v2_flash.
     """
-    layers = fields.positive("num_hidden_layers")
+    layers = fields.layers()
     full = msgspec.structs.replace(attention_layer(fields), value_head_dim=fields.positive("v_head_dim"))
     _check_sliding_heads(fields, full)
     wider = msgspec.structs.replace(full, kv_heads=2 * full.kv_heads)
     before = fields.get("sliding_window_size")
     window = fields.window("sliding_window") if before is None else fields.positive("sliding_window_size") + 1
     slides = msgspec.structs.replace(wider, cache="sliding", window_tokens=window)
-    fields.ignore("sliding_window")
-    if fields.get("layer_types"):
+    fields.ignore("sliding_window", "attention_chunk_size")
+    if fields.get("layer_types") is not None:
         fields.ignore("hybrid_layer_pattern")
         kinds = {"full_attention": full, "sliding_attention": slides}
         return [fields.choice("layer_types", kind, kinds) for kind in fields.per_layer("layer_types", layers)]
@@ -78,5 +79,5 @@ def _check_sliding_heads(fields: Fields, full: LayerGroup) -> None:
         "swa_v_head_dim": full.value_head_dim,
     }
     for name, value in derived.items():
-        if fields.get(name) not in (None, value):
-            raise UnknownModelStructureError(f"{name} is {fields.get(name)!r}; {value} is what transformers caches")
+        if fields.positive_or(name, value) != value:
+            raise fields.unknown(name, f"{value} is what transformers caches")
