@@ -145,10 +145,11 @@ def strategy_grid(card: ReplicaCard, batch_sizes: Counts, ledgers: Ledgers, data
     if card.host_buffers and ledgers.host_bytes is not None:
         host = pinned_sessions(card.host_buffers, ledgers.host_bytes // data_parallel)
     limit = device if device is None or host is None else np.minimum(device, host)
+    batch_device_bytes = card.batch_device_bytes(batch_sizes)
     return StrategyGrid(
         card=card,
-        batch_device_bytes=card.batch_device_bytes(batch_sizes),
-        batch_pinned_bytes=pinned_bytes(card.host_buffers, batch_sizes),
+        batch_device_bytes=batch_device_bytes,
+        batch_pinned_bytes=np.broadcast_to(pinned_bytes(card.host_buffers, batch_sizes), batch_device_bytes.shape),
         device_sessions=_deployment(device, data_parallel),
         host_sessions=_deployment(host, data_parallel),
         limit=_deployment(limit, data_parallel),

@@ -146,13 +146,23 @@ def _dynamic(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard 
     nothing = np.zeros_like(held_bytes)
     return SessionCard(
         device_bytes=held_bytes,
-        device_peak_bytes=held_bytes,
+        device_peak_bytes=_compressor_peak_bytes(layers, lengths, held_bytes),
         host_bytes=nothing,
         h2d_bytes=nothing,
         d2h_bytes=nothing,
         assumptions=("The whole KV cache is on the device.", *_other_layers(layers)),
         source="2 * tokens * layers * kv_heads * head_dim * bytes",
     )
+
+
+def _compressor_peak_bytes(layers: _Layers, lengths: Lengths, end_bytes: Counts) -> Counts:
+    """The most at rest: a compressor holds most just before it closes a stretch of tokens."""
+    peak_bytes = end_bytes
+    for ratio in {group.compression.ratio_tokens for group in layers.groups if group.compression}:
+        before_close = (lengths.cached_tokens + 1) // ratio * ratio - 1
+        was_held = layers.held_bytes(layers.groups, np.maximum(before_close, 0))
+        peak_bytes = np.maximum(peak_bytes, np.where(before_close >= lengths.prompt_tokens, was_held, 0))
+    return peak_bytes
 
 
 def _other_layers(layers: _Layers) -> tuple[str, ...]:
