@@ -5,6 +5,9 @@ tpot_overhead_ratio            TPOT of the timing pass over TPOT of a bare gener
 cli_help_s                     wall of `offload-eval --help`, median of 11.
 grid_wall_over_generate_ratio  wall of a run of 3 strategies x 4 workloads x 3 trials over the time it spent inside
                                generate(), all passes together. Goal 1.25.
+plan_cells_per_s               cells of `plan` a second: 250 lengths x 1,000 batches x 4 strategies against both
+                               ledgers, in one call on one core. Goal 500,000.
+plan_cli_s                     wall of `offload-eval plan` for one model, median of 11. Goal 0.5.
 """
 
 import argparse
@@ -18,9 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from offload_eval.analysis.statistics import summarize
+from offload_eval.bounds.plan_cells import plan_grids
+from offload_eval.bounds.session_card import Lengths
+from offload_eval.cli.plan_inputs import plan_request
 from offload_eval.core.experiment import DynamicSpec, ModelSpec
 from offload_eval.execution.fidelity import ForcedTokens
 from offload_eval.execution.generation import TokenClock, generate
@@ -120,6 +127,34 @@ def bench_help() -> dict[str, Any]:
     return with_spread("cli_help_s", [help_s() for _ in range(11)])
 
 
+def bench_plan() -> dict[str, Any]:
+    counts = {"prompt_tokens": "1", "output_tokens": None, "batch_size": None}
+    strategies = ["paged,dynamic,offloaded,streamed"]
+    request = plan_request(None, "gemma-3-27b", counts, strategies, {"vram_gib": 80.0, "host_gib": 500.0}, [])
+    prompt_tokens = np.linspace(64, 130_000, 250).astype(np.int64)[:, None]
+    lengths = Lengths(prompt_tokens=prompt_tokens, output_tokens=np.full_like(prompt_tokens, 512))
+    batch_sizes = np.arange(1, 1001)[None, :]
+
+    def cells_per_s() -> float:
+        started = time.perf_counter()
+        grids = plan_grids(request, lengths, batch_sizes)
+        wall_s = time.perf_counter() - started
+        num_cells = sum(grid.batch_device_bytes.size for _, grid in grids if not isinstance(grid, str))
+        assert num_cells == 1_000_000
+        return num_cells / wall_s
+
+    def cli_s() -> float:
+        started = time.perf_counter()
+        subprocess.run(
+            [*CLI, "plan", "--model", "llama-3.1-8b", "--prompt-tokens", "8192"], check=True, capture_output=True
+        )
+        return time.perf_counter() - started
+
+    return with_spread("plan_cells_per_s", [cells_per_s() for _ in range(11)]) | with_spread(
+        "plan_cli_s", [cli_s() for _ in range(11)]
+    )
+
+
 def bench_grid() -> dict[str, Any]:
     grids = [run_grid() for _ in range(GRIDS)]
     results = with_spread("grid_wall_over_generate_ratio", [wall_s / generate_s for wall_s, generate_s, _ in grids])
@@ -145,7 +180,7 @@ def run_grid() -> tuple[float, float, float]:
     )
 
 
-BENCHES = {"help": bench_help, "tpot": bench_tpot_overhead, "grid": bench_grid}
+BENCHES = {"help": bench_help, "plan": bench_plan, "tpot": bench_tpot_overhead, "grid": bench_grid}
 
 
 def main() -> None:

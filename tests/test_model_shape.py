@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from offload_eval.bounds.kv import kv_bytes
 from offload_eval.bounds.model_shape import UNIFORM_FULL_ATTENTION, model_shape
-from offload_eval.errors import UnknownModelStructureError
+from offload_eval.errors import InputError, UnknownModelStructureError
 from offload_eval.strategies.upstream import cache_argument
 
 TINY = {
@@ -63,17 +63,28 @@ def test_nested_text_config_is_followed():
         ({"attention_chunk_size": 8192}, "attention_chunk_size"),
         ({"num_kv_shared_layers": 15}, "num_kv_shared_layers"),
         ({"layers_block_type": ["mamba"]}, "layers_block_type"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "sliding_attention"),
         ({"sliding_window": 4096}, "sliding_window = 4096"),
         ({"num_key_value_heads": None}, "num_key_value_heads is None"),
-        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
-        ({"vocab_size": 0}, "vocab_size is 0"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(changes: dict[str, Any], named: str):
     config = tiny_config("llama").to_dict() | changes
     with pytest.raises(UnknownModelStructureError, match=named):
         model_shape(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+    ],
+)
+def test_a_value_that_no_config_may_have_is_bad_input(changes: dict[str, Any], named: str):
+    with pytest.raises(InputError, match=named):
+        model_shape(tiny_config("llama").to_dict() | changes)
 
 
 def test_a_window_that_is_switched_off_is_no_window():

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import yaml
+from malformed_configs import MALFORMED, write
 from typer.testing import CliRunner
 
-from offload_eval.bounds.plan import plan_cells, plan_grids
+from offload_eval.bounds.plan_cells import plan_cells, plan_grids
 from offload_eval.bounds.plan_request import columns
 from offload_eval.cli.app import app
 from offload_eval.cli.plan_inputs import plan_request
@@ -24,9 +25,10 @@ ROOT = Path(__file__).parents[1]
 MODELS = json.loads((ROOT / "tests" / "data" / "kv_models.json").read_text())["models"]
 GIB = 1024**3
 TOKEN_BYTES = 131_072
+BASE_MODEL = str(ROOT / "configs" / "base_example_model.json")
 BASE = (
     "--model",
-    "base-example",
+    BASE_MODEL,
     "--vram-gib",
     "24",
     "--weights-gib",
@@ -146,7 +148,7 @@ class TestBaseExample:
         document = plan(str(ROOT / "configs" / "base_example.yaml"))
         in_gpu = [each for each in document["cells"] if each["strategy"] in ("paged", "dynamic")]
         assert [each["admission"]["limit"] for each in in_gpu] == [12, 12, 6, 6]
-        assert {each["kv_device_bytes_per_session"] for each in in_gpu} == {GIB // 2, GIB}
+        assert {each["kv_device_peak_bytes_per_session"] for each in in_gpu} == {GIB // 2, GIB}
 
     def test_twice_the_tokens_print_6_sessions(self):
         result = invoke(str(ROOT / "configs" / "base_example.yaml"), "--prompt-tokens", "8192", "--output-tokens", "0")
@@ -181,13 +183,13 @@ class TestFormats:
         ],
     )
     def test_the_ideal_view_in_a_format(self, dtype: str, expected_bytes: int):
-        document = plan("--model", "base-example", "--prompt-tokens", "4096", "--kv-cache-dtype", dtype)
+        document = plan("--model", BASE_MODEL, "--prompt-tokens", "4096", "--kv-cache-dtype", dtype)
         assert document["kv_cache_bytes"]["ideal"] == expected_bytes
 
     @pytest.mark.parametrize(("dtype", "bits"), [("fp8", 8), ("int8", 8.5), ("int4", 4.5), ("int2", 2.5)])
     def test_the_transformers_view_is_its_quantized_caches_payload(self, dtype: str, bits: float):
         """The prompt is quantized whole; fp8 adds two float32 scales a layer."""
-        document = plan("--model", "base-example", "--prompt-tokens", "4096", "--kv-cache-dtype", dtype)
+        document = plan("--model", BASE_MODEL, "--prompt-tokens", "4096", "--kv-cache-dtype", dtype)
         scales = 32 * 8 if dtype == "fp8" else 0
         assert document["kv_cache_bytes"]["transformers"] == 4096 * 65_536 * bits / 8 + scales
 
@@ -196,7 +198,7 @@ class TestFormats:
         assert plan(*arguments)["kv_cache_bytes"]["transformers"] is None
 
     def test_group_size_and_residual_window_are_options(self):
-        arguments = ("--model", "base-example", "--prompt-tokens", "4096", "--kv-cache-dtype", "int4")
+        arguments = ("--model", BASE_MODEL, "--prompt-tokens", "4096", "--kv-cache-dtype", "int4")
         document = plan(*arguments, "--q-group-size", "32", "--residual-length", "0")
         assert document["kv_cache_bytes"]["ideal"] == 4096 * 65_536 * 5 // 8
 
@@ -211,8 +213,8 @@ class TestFormats:
 class TestPages:
     def test_tokens_are_rounded_up_to_blocks(self):
         document = plan(*BASE, "--prompt-tokens", "4097", "--block-size", "16")
-        assert cell(document, "paged")["kv_device_bytes_per_session"] == 4112 * TOKEN_BYTES
-        assert cell(document, "dynamic")["kv_device_bytes_per_session"] == 4097 * TOKEN_BYTES
+        assert cell(document, "paged")["kv_device_peak_bytes_per_session"] == 4112 * TOKEN_BYTES
+        assert cell(document, "dynamic")["kv_device_peak_bytes_per_session"] == 4097 * TOKEN_BYTES
 
     @pytest.mark.parametrize(
         ("tokens", "rows"), [(7, 12), (10, 12), (12, 12), (13, 16), (16, 16), (17, 16), (1000, 16)]
@@ -222,13 +224,13 @@ class TestPages:
         path = config(model_type="mistral", sliding_window=10)
         document = plan("--model", str(path), "--prompt-tokens", str(tokens), "--block-size", "4")
         rows = 8 if tokens == 7 else rows
-        assert cell(document, "paged")["kv_device_bytes_per_session"] == rows * 512
+        assert cell(document, "paged")["kv_device_peak_bytes_per_session"] == rows * 512
 
     def test_a_chunk_is_counted_whole(self):
         """Llama 4 Scout: at the first token of its second chunk a session has held the whole first one."""
         arguments = ("--model", "llama-4-scout", "--prompt-tokens")
         sizes = [
-            cell(plan(*arguments, str(tokens), "--block-size", "1"), "paged")["kv_device_bytes_per_session"]
+            cell(plan(*arguments, str(tokens), "--block-size", "1"), "paged")["kv_device_peak_bytes_per_session"]
             for tokens in (8192, 8193)
         ]
         full_layers = 12
@@ -238,13 +240,13 @@ class TestPages:
 class TestPartitions:
     @pytest.mark.parametrize(("tp", "heads"), [(1, 8), (2, 4), (4, 2), (8, 1), (16, 1), (3, 3)])
     def test_kv_heads_are_divided_and_then_replicated(self, tp: int, heads: int):
-        document = plan("--model", "base-example", "--prompt-tokens", "4096", "--tp", str(tp))
-        assert cell(document, "paged")["kv_device_bytes_per_session"] == 4096 * TOKEN_BYTES * heads // 8
+        document = plan("--model", BASE_MODEL, "--prompt-tokens", "4096", "--tp", str(tp))
+        assert cell(document, "paged")["kv_device_peak_bytes_per_session"] == 4096 * TOKEN_BYTES * heads // 8
 
     def test_latents_are_replicated(self):
         """DeepSeek-V3 holds 70,272 bytes a token on every rank."""
         document = plan("--model", "deepseek-v3", "--prompt-tokens", "4096", "--tp", "8")
-        assert cell(document, "paged")["kv_device_bytes_per_session"] == 4096 * 70_272
+        assert cell(document, "paged")["kv_device_peak_bytes_per_session"] == 4096 * 70_272
 
     def test_weights_are_divided_and_the_budget_is_one_ranks(self):
         document = plan(*BASE, "--prompt-tokens", "4096", "--tp", "2")
@@ -262,19 +264,19 @@ class TestPartitions:
                 "--model", "gemma-3-27b", "--prompt-tokens", "131072", "--pp", str(stages), "--block-size", "1"
             )
             expected = (full * 131_072 + sliding * 1024) * 8192
-            assert cell(document, "paged")["kv_device_bytes_per_session"] == expected
+            assert cell(document, "paged")["kv_device_peak_bytes_per_session"] == expected
 
     def test_layers_left_over_go_to_the_stages_before_the_last(self, config: Configure):
         """Seven layers on three stages are 2, 3 and 2; the fullest holds 3 * 128 bytes a token."""
         document = plan("--model", str(config(num_hidden_layers=7)), "--prompt-tokens", "16", "--pp", "3")
-        assert cell(document, "paged")["kv_device_bytes_per_session"] == 16 * 3 * 128
+        assert cell(document, "paged")["kv_device_peak_bytes_per_session"] == 16 * 3 * 128
 
     def test_both_caches_of_a_layer_stay_together(self):
         """T5-base: 12 decoder layers with self and cross attention; 5 and 7 tokens of 12 * 64 values."""
         arguments = ("--model", "t5-base", "--prompt-tokens", "5", "--encoder-tokens", "7", "--block-size", "1")
         whole, half = (plan(*arguments, "--pp", pp) for pp in ("1", "2"))
-        assert cell(whole, "paged")["kv_device_bytes_per_session"] == (5 + 7) * 12 * 2 * 768 * 2
-        assert cell(half, "paged")["kv_device_bytes_per_session"] == (5 + 7) * 6 * 2 * 768 * 2
+        assert cell(whole, "paged")["kv_device_peak_bytes_per_session"] == (5 + 7) * 12 * 2 * 768 * 2
+        assert cell(half, "paged")["kv_device_peak_bytes_per_session"] == (5 + 7) * 6 * 2 * 768 * 2
 
     def test_replicas_multiply_the_limit_and_share_the_host(self):
         arguments = (*BASE, "--prompt-tokens", "4096", "--host-gib", "64", "--strategy", "offloaded")
@@ -494,10 +496,10 @@ class TestGrids:
     def request(self, *strategies: str, **options: Any) -> Any:
         counts = {"prompt_tokens": "1,100:5000:700", "output_tokens": "0,1,300", "batch_size": "1,7"}
         budget = {"vram_gib": 24.0, "weights_gib": 12.0, "host_gib": 32.0}
-        return plan_request(None, options.pop("model", "base-example"), counts, strategies, budget | options, [])
+        return plan_request(None, options.pop("model", BASE_MODEL), counts, strategies, budget | options, [])
 
     @pytest.mark.parametrize(
-        "model", ["base-example", "gemma-3-27b", "deepseek-v3", "llama-4-scout", "qwen3-next-80b-a3b"]
+        "model", [BASE_MODEL, "gemma-3-27b", "deepseek-v3", "llama-4-scout", "qwen3-next-80b-a3b"]
     )
     def test_a_grid_equals_its_cells_one_by_one(self, model: str):
         request = self.request(model=model, weights_gib=1.0, tp=2, pp=3)
@@ -581,7 +583,7 @@ BAD_ARGUMENTS = {
     "range without a step": (["--model", "gpt2", "--prompt-tokens", "1:9:0"], ["1:9:0"]),
     "huge batch": (["--model", "gpt2", "--prompt-tokens", "4", "--batch-size", "70000"], ["from 1 to 65,536"]),
     "budget without a card": (["--model", "gpt2", "--prompt-tokens", "4", "--weights-gib", "1"], ["needs --vram-gib"]),
-    "weights not known": (["--model", "base-example", "--prompt-tokens", "4", "--vram-gib", "1"], ["--weights-gib"]),
+    "weights not known": (["--model", BASE_MODEL, "--prompt-tokens", "4", "--vram-gib", "1"], ["--weights-gib"]),
     "negative card": (["--model", "gpt2", "--prompt-tokens", "4", "--vram-gib", "-3"], ["--vram-gib -3"]),
     "no number": (["--model", "gpt2", "--prompt-tokens", "4", "--vram-gib", "nan"], ["--vram-gib nan"]),
     "infinite card": (["--model", "gpt2", "--prompt-tokens", "4", "--vram-gib", "inf"], ["--vram-gib inf"]),
@@ -596,6 +598,7 @@ BAD_ARGUMENTS = {
     "no folder for csv": (["--model", "gpt2", "--prompt-tokens", "4", "--csv", "no/where/x.csv"], ["no/where/x.csv"]),
     "override without a file": (["--model", "gpt2", "--prompt-tokens", "4", "--set", "a=1"], ["needs an experiment file"]),
     "too many to show": (["--model", "gpt2", "--prompt-tokens", "1:16000:1"], ["cells are too many", "--csv FILE"]),
+    "no estimate": (["--model", "mixtral-8x7b", "--prompt-tokens", "4", "--vram-gib", "99", "--estimate-activations"], ["no dense MLP", "--activations-gib"]),
     "runtime takes all": (["--model", "gpt2", "--prompt-tokens", "4", "--vram-gib", "1", "--runtime-gib", "1"], ["--vram-gib 1", "runtime_bytes + reserve_bytes"]),
 }  # fmt: skip
 
@@ -606,3 +609,15 @@ def test_bad_arguments_end_with_2_and_one_line(arguments: list[str], words: list
     assert result.exit_code == 2, result.output
     assert all(word in " ".join(result.output.split()) for word in words), result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("case", sorted(MALFORMED))
+def test_a_malformed_config_ends_with_its_exit_code_and_one_line(case: str, tmp_path: Path):
+    file, exit_code, words = MALFORMED[case]
+    path = write(file, tmp_path)
+    result = invoke("--model", str(path), "--prompt-tokens", "64", "--json")
+    assert (result.exit_code, result.stdout) == (exit_code, ""), result.output
+    assert isinstance(result.exception, SystemExit), "no traceback"
+    message = " ".join(result.stderr.split())
+    assert message.startswith(f"error: {path}: ")
+    assert all(word in message for word in words), message

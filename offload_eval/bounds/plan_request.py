@@ -8,10 +8,10 @@ import numpy as np
 from offload_eval.bounds.grid import PlanStrategy
 from offload_eval.bounds.kv_format import KvFormat, kv_format
 from offload_eval.bounds.kv_views import Counts
-from offload_eval.bounds.long_requests import RequestLimit, request_limit
+from offload_eval.bounds.long_requests import RequestLimit, check_request, request_limit
 from offload_eval.bounds.session_card import Lengths
 from offload_eval.core.experiment import BITS_PER_VALUE, BudgetSpec
-from offload_eval.core.plan import PlanSpec
+from offload_eval.core.plan import LongRequest, PlanSpec
 from offload_eval.core.shape import ModelShape
 
 
@@ -62,6 +62,10 @@ class PlanRequest:
     def limit(self) -> RequestLimit | None:
         """The longest request that is admitted."""
         return request_limit(self.spec.long_requests, self.model.shape.max_position_embeddings)
+
+    def check(self, name: str, prompt_tokens: int, output_tokens: int) -> LongRequest | None:
+        """What becomes of a request; None where it is not too long."""
+        return check_request(name, prompt_tokens, output_tokens, self.limit, self.spec.long_requests)
 
     @property
     def stored(self) -> KvFormat:

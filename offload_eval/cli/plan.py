@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from offload_eval.bounds.plan import make_plan, plan_cells
+from offload_eval.bounds.plan import make_plan
+from offload_eval.bounds.plan_cells import plan_cells
 from offload_eval.bounds.plan_request import PlanRequest
 from offload_eval.cli.console import print_json, result_console
 from offload_eval.cli.plan_inputs import plan_request

@@ -66,6 +66,11 @@ def plan_request(
             f"{plan_model.name}: the bytes of its weights are not known from a config.json; give --weights-gib, "
             "budget.weights_bytes in the experiment, or a folder with the weights"
         )
+    if asked.plan.estimate_activations and plan_model.shape.intermediate_size is None:
+        raise InputError(
+            f"{plan_model.name}: activations cannot be estimated, its config has no dense MLP; state them with "
+            "--activations-gib or plan.activations_bytes"
+        )
     return PlanRequest(
         model=plan_model,
         budget=asked.budget if has_budget else None,

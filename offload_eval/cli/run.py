@@ -145,7 +145,7 @@ def _notes(checked: Preflight, budget: BudgetSpec) -> list[str]:
 
 def _numbers(bound: Bound) -> list[str]:
     sizes = (
-        bound.kv_device_bytes_per_session,
+        bound.kv_device_peak_bytes_per_session,
         bound.kv_host_bytes_per_session,
         bound.h2d_bytes_per_step,
         bound.d2h_bytes_per_step,

@@ -180,7 +180,7 @@ class PlanCell(Strict, frozen=True, kw_only=True):
     cached_tokens: int
     refusal: str | None = None
     """Why there are no numbers."""
-    kv_device_bytes_per_session: int | None = None
+    kv_device_peak_bytes_per_session: int | None = None
     """Of one rank: the most at rest, from the end of the prefill to the last token."""
     kv_device_bytes_fixed: int | None = None
     kv_host_bytes_per_session: int | None = None

@@ -72,7 +72,7 @@ def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
         shape = model_shape(text.to_dict())
         if not shape.in_transformers:
             refusal, shape = f"model_type {shape.model_type!r} caches in its own code, not in transformers'", None
-    except UnknownModelStructureError as error:
+    except (UnknownModelStructureError, InputError) as error:
         refusal = str(error)
     return ModelFacts(
         fingerprint=_fingerprint(spec, config),

@@ -14,7 +14,7 @@ _CELL_COLUMNS: Final = (
     "output_tokens",
     "batch_size",
     "cached_tokens",
-    "kv_device_bytes_per_session",
+    "kv_device_peak_bytes_per_session",
     "kv_device_bytes_fixed",
     "kv_host_bytes_per_session",
     "batch_device_bytes",

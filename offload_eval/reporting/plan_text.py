@@ -76,7 +76,7 @@ def _strategies(plan: Plan) -> Table:
 
 def _numbers(cell: PlanCell) -> list[str]:
     sizes = (
-        cell.kv_device_bytes_per_session,
+        cell.kv_device_peak_bytes_per_session,
         cell.kv_host_bytes_per_session or None,
         cell.h2d_bytes_per_step or None,
         cell.d2h_bytes_per_step or None,

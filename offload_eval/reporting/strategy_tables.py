@@ -77,7 +77,7 @@ ALLOCATOR_COLUMNS: Final = (
     Column("num_alloc_retries", "alloc retries", show_count),
 )
 ANALYTIC_CARD_COLUMNS: Final = (
-    Column("kv_device_bytes_per_session", "KV device/session ({unit})"),
+    Column("kv_device_peak_bytes_per_session", "KV device/session, most ({unit})"),
     Column("kv_host_bytes_per_session", "KV host/session ({unit})"),
     Column("h2d_bytes_per_step", "H2D/step ({unit})"),
     Column("d2h_bytes_per_step", "D2H/step ({unit})"),

@@ -34,6 +34,7 @@ ANALYTIC_COLUMNS: Final[dict[str, str]] = {
     "workload": TEXT,
     "strategy": TEXT,
     "kv_device_bytes_per_session": COUNT,
+    "kv_device_peak_bytes_per_session": COUNT,
     "kv_device_bytes_fixed": COUNT,
     "kv_host_bytes_per_session": COUNT,
     "h2d_bytes_per_step": COUNT,
