@@ -68,7 +68,6 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 16, "mamba_n_
 
 ZAMBA = {
     **STANDARD,
-    "num_key_value_heads": 4,
     "mamba_d_state": 16,
     "mamba_d_conv": 4,
     "mamba_expand": 2,
@@ -122,7 +121,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "iquestcoder": {**STANDARD, "head_dim": 16},
     "jais2": STANDARD,
     "lfm2": {**STANDARD, "layer_types": ["conv", "full_attention", "conv", "conv"]},
-    "lfm2 (numbers of layers)": {**STANDARD, "full_attn_idxs": [1]},
+    "lfm2 (numbers of layers)": {**STANDARD, "full_attn_idxs": [1], "conv_L_cache": 5},
     "lfm2_moe": {**STANDARD, **EXPERTS, "layer_types": ["conv", "full_attention", "conv", "conv"]},
     "minicpm3": LATENT,
     "minimax_m2": {**STANDARD, **EXPERTS, "head_dim": 16, "rotary_dim": 8},

@@ -84,7 +84,7 @@ def upper_layers_slide(fields: Fields) -> Layers:
 def never_switched(fields: Fields) -> Layers:
     """Every layer is full unless layer_types says otherwise; use_sliding_window must be false: Qwen2-MoE.
 
-    transformers would let every second layer below max_window_layers slide, which no published model asks for.
+    With the switch on, transformers lets every second layer below max_window_layers slide, unlike other Qwen models.
     """
     layers = fields.layers()
     if fields.get("layer_types") is not None:
@@ -112,8 +112,8 @@ def late_layers_slide(fields: Fields) -> Layers:
 def one_full_in(period: int, period_name: str = "sliding_window_pattern") -> Callable[[Fields], Layers]:
     """A reader of families whose every `period`th layer is full and the others slide.
 
-    Gemma 2 and gpt-oss 2, Cohere 2, OLMo 3 and EXAONE 4 4, Gemma 3 6. The field `period_name` says otherwise: a
-    number, or a string of L (sliding) and G (full) that repeats.
+    The period is 2 for Gemma 2 and gpt-oss, 4 for Cohere 2, OLMo 3 and EXAONE 4, 6 for Gemma 3. The field
+    `period_name` says otherwise: a number, or a string of L (sliding) and G (full) that repeats.
     """
     return partial(_one_full_in, period, period_name)
 
@@ -140,7 +140,7 @@ def _lettered(fields: Fields, name: str, pattern: str, layers: int) -> list[bool
 
 
 def full_first_of(period: int) -> Callable[[Fields], Layers]:
-    """A reader of families whose first of every `period` layers is full and the others slide: CWM, Granite SWA 4."""
+    """A reader of families whose first of every `period` layers is full and the others slide: CWM, Granite SWA."""
     return partial(_full_first_of, period)
 
 
