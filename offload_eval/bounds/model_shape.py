@@ -4,6 +4,7 @@ The config is a file's content, or a complete dictionary as transformers' `PreTr
 One reader a family is registered in `bounds/layouts/registry.py`.
 """
 
+import difflib
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from offload_eval.bounds.layouts.class_defaults import CLASS_DEFAULTS
-from offload_eval.bounds.layouts.fields import Fields
-from offload_eval.bounds.layouts.registry import NOT_IN_TRANSFORMERS, OUTER_READERS, READERS, TWO_CACHES_A_LAYER
+from offload_eval.bounds.layouts.fields import Fields, shown
+from offload_eval.bounds.layouts.registry import NOT_IN_TRANSFORMERS, OUTER_READERS, READERS, READERS_OF_TWO_CACHES
 from offload_eval.core.shape import ModelShape
 from offload_eval.errors import UnknownModelStructureError
 
@@ -45,6 +46,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     Raises:
         UnknownModelStructureError: The model_type or a field describes a layout this arithmetic does not know, or a
             needed field is missing; the message names it.
+        InputError: A field has a value that no config may have; the message names it.
     """
     text = Fields(config, {}).section("text_config") or config
     model_type = _reader_name(config, text)
@@ -58,11 +60,11 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
         model_type=text.get("model_type") or model_type,
         layer_groups=tuple(msgspec.structs.replace(group, count=counts[group]) for group in groups),
         layer_order=tuple(map(groups.index, layers)),
-        caches_per_layer=2 if model_type in TWO_CACHES_A_LAYER else 1,
-        vocab_size=fields.positive("vocab_size") if fields.get("vocab_size") is not None else None,
+        caches_per_layer=2 if READERS[model_type] in READERS_OF_TWO_CACHES else 1,
+        vocab_size=_optional(fields, ("vocab_size",)),
         hidden_size=fields.positive(_first_present(fields, _HIDDEN_SIZE_NAMES) or "hidden_size"),
         intermediate_size=_dense_intermediate_size(fields),
-        max_position_embeddings=fields.get(_first_present(fields, _CONTEXT_NAMES) or "max_position_embeddings"),
+        max_position_embeddings=_optional(fields, _CONTEXT_NAMES),
         in_transformers=model_type not in NOT_IN_TRANSFORMERS,
     )
 
@@ -73,13 +75,21 @@ def _reader_name(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     if text is config:
         model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in READERS:
-        known = ", ".join(sorted(READERS))
-        raise UnknownModelStructureError(f"model_type {model_type!r} has no known KV layout; known: {known}")
+        near = difflib.get_close_matches(str(model_type), READERS, n=3)
+        known = f"near: {', '.join(near)}" if near else "none is near"
+        raise UnknownModelStructureError(
+            f"model_type {shown(model_type)} has no known KV layout; {known} ({len(READERS)} are known)"
+        )
     return model_type
 
 
 def _first_present(fields: Fields, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if fields.get(name) is not None), None)
+
+
+def _optional(fields: Fields, names: tuple[str, ...]) -> int | None:
+    name = _first_present(fields, names)
+    return None if name is None else fields.positive(name)
 
 
 def _dense_intermediate_size(fields: Fields) -> int | None:

@@ -8,7 +8,7 @@ from offload_eval.bounds.kv_views import as_transformers
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.session_card import UPSTREAM_DEFAULTS
 from offload_eval.core.experiment import DeviceName, QuantizedSpec, Workload
-from offload_eval.errors import UnknownModelStructureError
+from offload_eval.errors import InputError, UnknownModelStructureError
 from offload_eval.strategies.backends import backend_refusal, load_backend
 from offload_eval.strategies.link import Link
 from offload_eval.strategies.upstream import layer_types, quantized_cache
@@ -53,7 +53,7 @@ class Quantized:
             return None
         try:
             groups = model_shape(config.to_dict()).layer_groups
-        except UnknownModelStructureError:
+        except (UnknownModelStructureError, InputError):
             return None  # the backend will say it for itself
         options = UPSTREAM_DEFAULTS | self.spec.options
         sizes = {(as_transformers(g).kv_heads, dim) for g in groups for dim in (g.key_head_dim, g.value_head_dim)}

@@ -1,6 +1,6 @@
 """model_type -> the reader of that family's layout. A model_type that is not here is refused."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from offload_eval.bounds.layouts import attention, encoder_decoder, latent, linear, own_names, shared_kv, uneven
@@ -141,8 +141,13 @@ READERS: Final[Mapping[str, Reader]] = {
 NOT_IN_TRANSFORMERS: Final = frozenset({"kimi_k2", "nemotron-nas", "openelm"})
 """Model types that are remote code's alone: there is no transformers view."""
 
-TWO_CACHES_A_LAYER: Final = frozenset({"bart", "longcat_flash", "t5", "whisper"})
-"""Families whose readers give two entries for each layer: self and cross attention, or two attentions."""
+READERS_OF_TWO_CACHES: Final[Collection[Reader]] = (
+    encoder_decoder.bart,
+    encoder_decoder.t5,
+    encoder_decoder.whisper,
+    latent.longcat,
+)
+"""Readers that give two entries for each layer: self and cross attention, or two attentions."""
 
 OUTER_READERS: Final[Mapping[str, Callable[[Fields, Mapping[str, Any]], Layers]]] = {
     "mllama": encoder_decoder.llama_vision_with_image,
