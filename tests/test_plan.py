@@ -353,6 +353,31 @@ class TestLedgers:
         assert document["device"]["weights_bytes"] == 1000
 
 
+class TestLongestSession:
+    def longest(self, *arguments: str) -> dict[str, Any]:
+        document = plan(*arguments, "--prompt-tokens", "64")
+        return {each["strategy"]: (each["tokens"], each["limited_by"]) for each in document["longest_sessions"]}
+
+    def test_the_device_stops_it(self):
+        """6 GiB are 49,152 tokens of 131,072 bytes; in blocks of 10,000 tokens, 40,000."""
+        assert self.longest(*BASE)["dynamic"] == (49_152, "device")
+        assert self.longest(*BASE, "--block-size", "10000")["paged"] == (40_000, "device")
+
+    def test_the_host_stops_it(self):
+        """64 buffers of keys or values in 1 GiB: 16 MiB each, 8,192 tokens of 2,048 bytes."""
+        assert self.longest(*BASE, "--host-gib", "1")["offloaded"] == (8192, "host")
+
+    def test_the_context_or_the_cap_stops_it(self):
+        assert self.longest(*BASE)["streamed"] == (131_072, "context")
+        assert self.longest(*BASE, "--max-request-tokens", "999")["streamed"] == (999, "max_request_tokens")
+
+    def test_nothing_fits(self):
+        assert self.longest(*BASE[:4], "--weights-gib", "25")["dynamic"] == (0, "device")
+
+    def test_there_is_none_without_a_budget(self):
+        assert self.longest("--model", BASE_MODEL) == {}
+
+
 class TestPopulation:
     """Sessions of 512 bytes a token."""
 
@@ -545,6 +570,24 @@ class TestGrids:
 
     def test_a_batch_that_does_not_fit_is_named(self):
         assert "a batch of 13 does not fit" in invoke(*BASE, "--prompt-tokens", "4096", "--batch-size", "13").stdout
+
+
+class TestText:
+    def test_what_a_strategy_gains_and_what_it_costs(self):
+        """153 sessions of offloaded against 12: 12.75; each moves 4,095 tokens in and 4,096 out."""
+        lines = [" ".join(line.split()) for line in invoke(*BASE, "--prompt-tokens", "4096").stdout.splitlines()]
+        assert "offloaded 40.00 MiB 512.00 MiB 511.88 MiB 512.00 MiB 153 device 12.75x" in lines
+        assert "offloaded at 153 sessions: 76.48 GiB to the device and 76.50 GiB back for each decode step." in lines
+
+    def test_presets_are_listed(self):
+        listed = json.loads(invoke("--list-presets", "--json").stdout)
+        assert {"preset": "gpt2", "name": "openai-community/gpt2"}.items() <= listed_of(listed, "gpt2").items()
+        assert "llama-3.1-8b" in invoke("--list-presets").stdout
+
+
+def listed_of(listed: list[dict[str, Any]], preset: str) -> dict[str, Any]:
+    (found,) = [each for each in listed if each["preset"] == preset]
+    return found
 
 
 class TestStrategies:

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from offload_eval.bounds.grid import Ledgers, PlanStrategy
+from offload_eval.bounds.longest_session import longest_session
 from offload_eval.bounds.plan_assumptions import plan_assumptions
 from offload_eval.bounds.plan_cells import plan_cells, strategy_kind
 from offload_eval.bounds.plan_footprint import footprint_parts, kv_cache_bytes, layer_rows
@@ -51,6 +52,9 @@ def make_plan(request: PlanRequest) -> Plan:
         host=host_ledger(request.spec),
         admission=cells[0].admission,
         cells=cells,
+        longest_sessions=tuple(
+            found for strategy in request.strategies if (found := longest_session(request, strategy)) is not None
+        ),
         long_requests=(*(each for each in long_requests if each is not None), *long_groups),
         population=population,
         assumptions=tuple(plan_assumptions(request, cells)),

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from offload_eval.bounds.plan import make_plan
 from offload_eval.bounds.plan_cells import plan_cells
@@ -15,6 +17,7 @@ from offload_eval.cli.plan_inputs import plan_request
 from offload_eval.errors import ExitCode, InputError
 from offload_eval.reporting.plan_csv import write_plan_csv
 from offload_eval.reporting.plan_text import render_plan
+from offload_eval.store.model_config import load_model_config, preset_names
 
 _MOST_CELLS_SHOWN: Final = 20_000
 
@@ -50,6 +53,30 @@ def plan_command(
         console = result_console()
         for part in render_plan(make_plan(request)):
             console.print(part, highlight=False)
+    return ExitCode.DONE
+
+
+def show_presets(*, json_output: bool) -> int:
+    """Lists the presets with their full names, parameters and sources."""
+    presets = [load_model_config(name) for name in preset_names()]
+    if json_output:
+        rows = [
+            {
+                "preset": preset.origin.stem,
+                "name": preset.name,
+                "weights": preset.weights_source,
+                "source": preset.source,
+            }
+            for preset in presets
+        ]
+        print_json(msgspec.json.encode(rows).decode())
+        return ExitCode.DONE
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("preset", "model", "weights"):
+        table.add_column(title, overflow="fold")
+    for preset in presets:
+        table.add_row(preset.origin.stem, preset.name, preset.weights_source or "not known")
+    result_console().print(table)
     return ExitCode.DONE
 
 

@@ -120,13 +120,18 @@ def plan(
     csv: Annotated[
         Path | None, typer.Option("--csv", help="Write every cell as CSV; - is standard output.", show_default=False)
     ] = None,
+    list_presets: Annotated[
+        bool, typer.Option("--list-presets", help="List the presets that --model takes, and exit.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> NoReturn:
     """Bound sessions and KV bytes from a config.json: an upper bound, in closed form, for any mix of lengths."""
 
     def body() -> int:
-        from offload_eval.cli.plan import plan_command
+        from offload_eval.cli.plan import plan_command, show_presets
 
+        if list_presets:
+            return show_presets(json_output=json_output)
         options = {name: value for name in EXPERIMENT_PLACES if (value := context.params[name]) is not None}
         return plan_command(
             experiment=experiment,

@@ -210,6 +210,15 @@ class LongRequest(Strict, frozen=True, kw_only=True):
     """The longest prompt with the same generation that would be admitted; None: no prompt is short enough."""
 
 
+class LongestSession(Strict, frozen=True, kw_only=True):
+    """The longest prompt, without generation, of a session that is the only one."""
+
+    strategy: str
+    tokens: int
+    limited_by: LimitedBy
+    """What stops it there."""
+
+
 class PopulationSum(Strict, frozen=True, kw_only=True):
     """A whole population at one assumption about how much it generates."""
 
@@ -259,6 +268,8 @@ class Plan(Strict, frozen=True, kw_only=True):
     host: HostLedger
     admission: Admission | None = None
     cells: tuple[PlanCell, ...]
+    longest_sessions: tuple[LongestSession, ...] = ()
+    """By strategy; empty without a budget."""
     long_requests: tuple[LongRequest, ...] = ()
     population: tuple[PopulationCell, ...] = ()
     assumptions: tuple[str, ...]

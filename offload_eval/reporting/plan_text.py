@@ -2,13 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from offload_eval.core.plan import Admission, DeviceLedger, LayerRow, LongRequest, Plan, PlanCell, PopulationCell
+from offload_eval.core.plan import (
+    Admission,
+    DeviceLedger,
+    LayerRow,
+    LimitedBy,
+    LongestSession,
+    LongRequest,
+    Plan,
+    PlanCell,
+    PopulationCell,
+)
 from offload_eval.units import format_bytes
 
 
@@ -18,6 +29,9 @@ def render_plan(plan: Plan) -> Iterator[RenderableType]:
     yield Text(plan.statement)
     yield _strategies(plan)
     yield from _notes(plan)
+    if plan.longest_sessions:
+        yield Text("The longest session that fits alone, without generation:")
+        yield _longest(plan.longest_sessions)
     if plan.device is not None:
         yield Text(_device_line(plan.device))
     yield Text(_host_line(plan))
@@ -52,25 +66,30 @@ def _reason(admission: Admission) -> str:
     return words.get(admission.limited_by or "", "")
 
 
+_COLUMNS: Final = (
+    "device KV\na session",
+    "host KV\na session",
+    "H2D\na step",
+    "D2H\na step",
+    "sessions\nat most",
+    "decided\nby",
+    "against\ndynamic",
+)
+
+
 def _strategies(plan: Plan) -> Table:
     """One row a strategy, under a row that names its workload."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("strategy", overflow="fold", min_width=16)
-    for name in (
-        "device KV\na session",
-        "host KV\na session",
-        "H2D\na step",
-        "D2H\na step",
-        "sessions\non device",
-        "sessions\non host",
-        "sessions\nat most",
-    ):
+    for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for workload, cells in groupby(plan.cells, key=lambda cell: cell.workload):
         listed = list(cells)
         table.add_row(Text(workload, style="bold"))
+        in_gpu = next((cell.admission for cell in listed if cell.kind == "dynamic"), None)
         for cell in listed:
-            table.add_row(cell.strategy, *(["-"] * 7 if cell.refusal else _numbers(cell)))
+            numbers = ["-"] * len(_COLUMNS) if cell.refusal else [*_numbers(cell), _gain(cell, in_gpu)]
+            table.add_row(cell.strategy, *numbers)
     return table
 
 
@@ -84,24 +103,67 @@ def _numbers(cell: PlanCell) -> list[str]:
     return [*map(format_bytes, sizes), *_session_numbers(cell.admission)]
 
 
+def _gain(cell: PlanCell, in_gpu: Admission | None) -> str:
+    """Sessions over those of transformers' in-GPU cache."""
+    if cell.admission is None or in_gpu is None or not cell.admission.limit or not in_gpu.limit:
+        return "-"
+    return f"{cell.admission.limit / in_gpu.limit:.2f}x"
+
+
 def _session_numbers(admission: Admission | None) -> list[str]:
     if admission is None:
-        return ["-"] * 3
-    on_device = "no limit" if admission.device_sessions is None else f"{admission.device_sessions:,}"
-    on_host = "-" if admission.host_sessions is None else f"{admission.host_sessions:,}"
+        return ["-", "-"]
     at_most = "no limit" if admission.limit is None else f"{admission.limit:,}"
-    return [on_device, on_host, at_most]
+    return [at_most, _DECIDERS.get(admission.limited_by or "", "-")]
+
+
+_DECIDERS: Final = {"device": "device", "host": "host", "context": "context", "max_request_tokens": "cap"}
 
 
 def _notes(plan: Plan) -> Iterator[Text]:
     refused = {cell.strategy: cell.refusal for cell in plan.cells if cell.refusal}
     for strategy, refusal in refused.items():
         yield Text(f"{strategy}: {refusal}")
+    for cell in plan.cells:
+        if cell.workload == plan.cells[0].workload and cell.h2d_bytes_per_step:
+            yield from _link_line(cell)
     for request in plan.long_requests:
         yield Text(_long_request_line(request), style="bold")
     too_large = [cell for cell in plan.cells if cell.batch_fits is False and cell.batch_size > 1]
     for cell in too_large:
         yield Text(f"{cell.workload} / {cell.strategy}: a batch of {cell.batch_size:,} does not fit")
+
+
+def _link_line(cell: PlanCell) -> Iterator[Text]:
+    """What the gain costs: the link's bytes where the limit is reached."""
+    if cell.admission is None or not cell.admission.limit:
+        return
+    sessions = cell.admission.limit
+    to_device, back = (
+        format_bytes((moved or 0) * sessions // cell.batch_size)
+        for moved in (cell.h2d_bytes_per_step, cell.d2h_bytes_per_step)
+    )
+    yield Text(
+        f"{cell.strategy} at {sessions:,} sessions: {to_device} to the device and {back} back for each decode step."
+    )
+
+
+def _longest(sessions: Sequence[LongestSession]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=False)
+    table.add_column("strategy")
+    table.add_column("tokens", justify="right")
+    table.add_column("stopped by")
+    for longest in sessions:
+        table.add_row(longest.strategy, f"{longest.tokens:,} tokens", _STOPS[longest.limited_by])
+    return table
+
+
+_STOPS: Final[dict[LimitedBy, str]] = {
+    "device": "the device ledger",
+    "host": "the host ledger",
+    "context": "the model's context",
+    "max_request_tokens": "the cap on requests",
+}
 
 
 def _long_request_line(request: LongRequest) -> str:
