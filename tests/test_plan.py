@@ -415,6 +415,13 @@ class TestPopulation:
         assert sums["caps"]["device_bytes"] == 4 * 70 * 512
         assert sums["caps"]["padding_bytes"] == 3 * 40 * 512
 
+    def test_a_batch_for_each_group_pads_nothing(self, experiment: Configure):
+        """Streamed: buffers of 3 * 30 and of 70 tokens, 128 bytes each: 16,384 pinned for either, on 4 layers."""
+        sums = self.sums(experiment, "dynamic", self.CHAT, self.LONG, batching="group")
+        assert (sums["caps"]["device_bytes"], sums["caps"]["padding_bytes"]) == (160 * 512, 0)
+        streamed = self.sums(experiment, "streamed", self.CHAT, self.LONG, batching="group")
+        assert streamed["caps"]["pinned_bytes"] == 4 * (16_384 + 16_384)
+
     def test_a_shared_prefix_is_held_once_in_whole_blocks(self, experiment: Configure):
         group = self.CHAT | {"shared_prefix_tokens": 19}
         sums = self.sums(experiment, "paged", group, paging={"block_tokens": 8})

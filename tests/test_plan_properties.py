@@ -16,7 +16,7 @@ from offload_eval.bounds.ledgers import pinned_bytes, pinned_sessions, sessions_
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.paged import paged_card
 from offload_eval.bounds.partition import rank_shapes
-from offload_eval.bounds.population import sum_population
+from offload_eval.bounds.population import Deployment, sum_population
 from offload_eval.bounds.session_card import Lengths
 from offload_eval.core.experiment import DynamicSpec, OffloadedSpec, StreamedSpec
 from offload_eval.core.plan import PagingSpec, PartitionSpec, SessionGroup
@@ -60,8 +60,12 @@ def session_bytes(shape: ModelShape, prompt_tokens: int, paging: PagingSpec) -> 
     return int(paged_card(shape, 16, lengths(prompt_tokens), paging).device_peak_bytes)
 
 
+def anywhere(shape: ModelShape) -> Deployment:
+    return Deployment(shape=shape, bits=16, partition=PartitionSpec(), ledgers=Ledgers(), batching="one")
+
+
 def population_bytes(shape: ModelShape, mix: list[SessionGroup], paging: PagingSpec) -> int:
-    sums = sum_population(mix, None, shape, 16, paging, PartitionSpec(), Ledgers())
+    sums = sum_population(mix, None, paging, anywhere(shape))
     assert not isinstance(sums, str)
     return sums[0].device_bytes
 
@@ -127,7 +131,7 @@ def test_a_percentile_costs_no_more_than_the_caps(shape: ModelShape, paging: Pag
         replace(group, generated_tokens=replace(group.generated_tokens, p95=max(1, group.max_new_tokens // 2)))
         for group in mix
     ]
-    sums = sum_population(shorter, "p95", shape, 16, paging, PartitionSpec(), Ledgers())
+    sums = sum_population(shorter, "p95", paging, anywhere(shape))
     assert not isinstance(sums, str)
     at_caps, at_p95 = sums
     assert at_p95.device_bytes <= at_caps.device_bytes

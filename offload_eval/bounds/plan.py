@@ -11,7 +11,7 @@ from offload_eval.bounds.plan_cells import plan_cells, strategy_kind
 from offload_eval.bounds.plan_footprint import footprint_parts, kv_cache_bytes, layer_rows
 from offload_eval.bounds.plan_ledgers import activation_estimate, device_ledger, host_ledger
 from offload_eval.bounds.plan_request import PlanRequest
-from offload_eval.bounds.population import sum_population
+from offload_eval.bounds.population import Deployment, sum_population
 from offload_eval.core.plan import LongRequest, Plan, PopulationCell, SessionGroup
 
 STATEMENT: Final = (
@@ -76,17 +76,20 @@ def _population(request: PlanRequest) -> tuple[tuple[PopulationCell, ...], list[
 def _population_cell(request: PlanRequest, groups: list[SessionGroup], strategy: PlanStrategy) -> PopulationCell:
     longest = max(group.prompt_tokens for group in groups)
     ledger = device_ledger(request, longest)
-    sums = sum_population(
-        groups,
-        request.spec.percentile,
-        request.model.shape,
-        request.bits,
-        strategy,
-        request.spec.partition,
-        Ledgers(device_bytes=None if ledger is None else ledger.kv_bytes, host_bytes=request.spec.host.kv_bytes),
-        request.spec.encoder_tokens,
+    deployment = Deployment(
+        shape=request.model.shape,
+        bits=request.bits,
+        partition=request.spec.partition,
+        ledgers=Ledgers(
+            device_bytes=None if ledger is None else ledger.kv_bytes, host_bytes=request.spec.host.kv_bytes
+        ),
+        batching=request.spec.batching,
+        encoder_tokens=request.spec.encoder_tokens,
     )
-    cell = PopulationCell(strategy=strategy.label, kind=strategy_kind(strategy))
+    sums = sum_population(groups, request.spec.percentile, strategy, deployment)
+    admitted = {group.name for group in groups}
+    left_out = tuple(group.name for group in request.spec.population if group.name not in admitted)
+    cell = PopulationCell(strategy=strategy.label, kind=strategy_kind(strategy), left_out=left_out)
     if isinstance(sums, str):
         return msgspec.structs.replace(cell, refusal=sums)
     return msgspec.structs.replace(cell, sums=sums)

@@ -40,6 +40,8 @@ def _ledger_assumptions(request: PlanRequest) -> Iterator[str]:
     if request.budget is not None:
         if request.budget.weights_bytes is None:
             yield f"Weights: {request.model.weights_source}."
+        if request.budget.runtime_bytes == request.budget.reserve_bytes == 0:
+            yield "Neither runtime nor reserve is stated: the device context and fragmentation get nothing."
         if spec.estimate_activations:
             yield ACTIVATIONS_ASSUMPTION
         elif spec.activations_bytes == 0:
@@ -47,7 +49,10 @@ def _ledger_assumptions(request: PlanRequest) -> Iterator[str]:
     if spec.host.kv_bytes is None:
         yield "Host memory is not stated, so that no strategy is limited by it."
     else:
-        yield "Pinned buffers are rounded up to powers of two, as torch's host allocator does."
+        yield (
+            "Pinned buffers are rounded up to powers of two, as torch's host allocator does; the sessions of a "
+            "strategy are one batch, which shares them."
+        )
     yield _SWAP_ASSUMPTION
 
 
@@ -55,8 +60,10 @@ def _partition_assumptions(request: PlanRequest) -> Iterator[str]:
     partition = request.spec.partition
     if partition.tensor_parallel * partition.pipeline_parallel > 1:
         yield "The budget is one rank's; weights are divided evenly over ranks, and nothing of them is replicated."
+        yield "A session's device KV is the fullest rank's; its host KV and link bytes are all ranks' of a replica."
     if partition.tensor_parallel > 1:
         yield "kv heads are divided over tensor-parallel ranks, rounded up, and replicated where there are too few."
+        yield from _uneven_heads(request)
     if partition.pipeline_parallel > 1:
         yield "The fullest pipeline stage decides."
     if partition.data_parallel > 1:
@@ -70,9 +77,19 @@ def _model_assumptions(request: PlanRequest) -> Iterator[str]:
     if not request.model.shape.in_transformers:
         yield "The model's cache is its own code, not transformers': there is the ideal view only."
     if request.spec.population:
-        yield "Caches of transformers hold a population as one left-padded batch; a paged engine holds each session."
+        batches = "one left-padded batch" if request.spec.batching == "one" else "one left-padded batch for each group"
+        yield f"Caches of transformers hold the population as {batches}; a paged engine holds each session."
         if request.spec.percentile is not None:
             yield (
                 f"At {request.spec.percentile} every session generates its own group's {request.spec.percentile} at "
                 "once, which is more than that percentile of their sum."
             )
+
+
+def _uneven_heads(request: PlanRequest) -> Iterator[str]:
+    ranks = request.spec.partition.tensor_parallel
+    heads = sorted({group.kv_heads for group in request.model.shape.layer_groups if group.kv_heads > 1})
+    uneven = [count for count in heads if max(count, ranks) % min(count, ranks)]
+    if uneven:
+        listed = " and ".join(map(str, uneven))
+        yield f"{ranks} ranks and {listed} kv heads do not divide: the fullest rank is counted, and engines refuse it."

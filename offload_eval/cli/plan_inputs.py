@@ -1,10 +1,12 @@
 """From what was typed to what is asked: an experiment file, options that replace its values, a grid of lengths."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from offload_eval.bounds.grid import PlanStrategy
 from offload_eval.bounds.model_shape import model_shape
@@ -12,7 +14,7 @@ from offload_eval.bounds.plan_request import PlanModel, PlanRequest, PlanWorkloa
 from offload_eval.cli.plan_options import EXPERIMENT_PLACES
 from offload_eval.core.experiment import Experiment
 from offload_eval.errors import InputError, OffloadEvalError
-from offload_eval.store.experiment_file import build_experiment, load_experiment
+from offload_eval.store.experiment_file import build_for_plan, load_for_plan
 from offload_eval.store.model_config import load_model_config
 from offload_eval.store.origin import Origin, Override
 from offload_eval.store.strategy_text import DEFAULT_STRATEGIES, parse_strategies
@@ -21,14 +23,6 @@ from offload_eval.units import GIB
 _RANGE: Final = re.compile(r"(\d+):(\d+):(\d+)")
 _LIMITS: Final = {"prompt_tokens": (1, 2**24), "output_tokens": (0, 2**24), "batch_size": (1, 65_536)}
 _BUDGET: Final = ("weights_gib", "runtime_gib", "reserve_gib", "activations_gib", "estimate_activations")
-_NO_FILE: Final = {
-    "name": "plan",
-    "model": {"source": "."},
-    "budget": {"device_bytes": 2**62},
-    "workloads": [{"prompt_tokens": 1, "output_tokens": 2}],
-    "strategies": [{"kind": "dynamic"}],
-}
-"""Stands for an experiment file where there is none; of it only what options replace is used."""
 
 
 def plan_request(
@@ -42,8 +36,8 @@ def plan_request(
     """Builds the request.
 
     Args:
-        experiment: An experiment file.
-        model: A config.json, a folder or a preset; replaces the experiment's.
+        experiment: An experiment file; of its sections only those that the arithmetic needs are required.
+        model: A config.json, a folder or a preset; replaces the experiment's, and the weights that it states.
         counts: `prompt_tokens`, `output_tokens` and `batch_size` as typed; what is None comes from the experiment.
         strategies: As typed; none: the experiment's.
         options: Values of the options in `EXPERIMENT_PLACES`.
@@ -55,27 +49,35 @@ def plan_request(
     """
     changes = [_override(name, value) for name, value in options.items()]
     if experiment is None:
-        _check_options(model, counts, options, overrides)
-        asked = build_experiment(_NO_FILE, Origin(file=Path("options"), overrides=changes))
+        _check_options(model, counts, overrides)
+        asked = build_for_plan({}, Origin(file=Path("options"), overrides=changes))
+        given: Collection[str] = ()
     else:
-        asked = load_experiment(experiment, overrides, changes)
-    plan_model = _model(model or asked.model.location, asked.model.dtype)
-    has_budget = experiment is not None or "vram_gib" in options
-    if has_budget and asked.budget.weights_bytes is None and plan_model.weights_bytes is None:
+        asked, given = load_for_plan(experiment, overrides, changes)
+    if model is None and "model" not in given:
+        raise InputError(f"{experiment}: model: required, and missing; state it there, or give --model")
+    found = _model(model or asked.model.location, asked.model.dtype)
+    budget = asked.budget if "budget" in given or "vram_gib" in options else None
+    useless = next((name for name in _BUDGET if name in options), None)
+    if budget is None and useless is not None:
+        raise InputError(f"--{useless.replace('_', '-')} needs --vram-gib: without a budget nothing is admitted")
+    if budget is not None and model is not None and "weights_gib" not in options:
+        budget = replace(budget, weights_bytes=None)
+    if budget is not None and budget.weights_bytes is None and found.weights_bytes is None:
         raise InputError(
-            f"{plan_model.name}: the bytes of its weights are not known from a config.json; give --weights-gib, "
+            f"{found.name}: the bytes of its weights are not known from a config.json; give --weights-gib, "
             "budget.weights_bytes in the experiment, or a folder with the weights"
         )
-    if asked.plan.estimate_activations and plan_model.shape.intermediate_size is None:
+    if asked.plan.estimate_activations and found.shape.intermediate_size is None:
         raise InputError(
-            f"{plan_model.name}: activations cannot be estimated, its config has no dense MLP; state them with "
+            f"{found.name}: activations cannot be estimated, its config has no dense MLP; state them with "
             "--activations-gib or plan.activations_bytes"
         )
     return PlanRequest(
-        model=plan_model,
-        budget=asked.budget if has_budget else None,
-        workloads=_workloads(counts, None if experiment is None else asked),
-        strategies=_strategies(strategies, None if experiment is None else asked, asked),
+        model=found,
+        budget=budget,
+        workloads=_workloads(counts, asked, given, experiment),
+        strategies=_strategies(strategies, asked, given),
         spec=asked.plan,
     )
 
@@ -90,18 +92,13 @@ def _override(name: str, value: Any) -> Override:
     return Override(path=EXPERIMENT_PLACES[name], value=size_bytes, origin=f"{option} {value:g}")
 
 
-def _check_options(
-    model: str | None, counts: Mapping[str, str | None], options: Mapping[str, Any], overrides: Sequence[str]
-) -> None:
+def _check_options(model: str | None, counts: Mapping[str, str | None], overrides: Sequence[str]) -> None:
     if model is None:
         raise InputError("nothing to plan: give an experiment file, or --model and --prompt-tokens")
     if counts["prompt_tokens"] is None:
         raise InputError("--model needs --prompt-tokens, and takes --output-tokens and --batch-size")
     if overrides:
         raise InputError(f"--set {overrides[0]}: needs an experiment file")
-    useless = next((name for name in _BUDGET if name in options and "vram_gib" not in options), None)
-    if useless is not None:
-        raise InputError(f"--{useless.replace('_', '-')} needs --vram-gib: without a budget nothing is admitted")
 
 
 def _model(location: str, dtype: str) -> PlanModel:
@@ -120,9 +117,16 @@ def _model(location: str, dtype: str) -> PlanModel:
     )
 
 
-def _workloads(counts: Mapping[str, str | None], asked: Experiment | None) -> list[PlanWorkload]:
-    """The experiment's, or the grid of what was typed; a count that was not is its first workload's."""
-    if asked is not None and not any(counts.values()):
+def _workloads(
+    counts: Mapping[str, str | None], asked: Experiment, given: Collection[str], file: Path | None
+) -> list[PlanWorkload]:
+    """The grid of what was typed, else the experiment's workloads, else its population's groups."""
+    if any(counts.values()):
+        defaults = {"prompt_tokens": None, "output_tokens": 0, "batch_size": 1}
+        if "workloads" in given:
+            defaults = {name: getattr(asked.workloads[0], name) for name in counts}
+        return _grid({name: _read_counts(name, text) if text else [defaults[name]] for name, text in counts.items()})
+    if "workloads" in given:
         return [
             PlanWorkload(
                 name=workload.label,
@@ -132,15 +136,31 @@ def _workloads(counts: Mapping[str, str | None], asked: Experiment | None) -> li
             )
             for workload in asked.workloads
         ]
-    defaults = {"output_tokens": 0, "batch_size": 1}
-    if asked is not None:
-        defaults = {name: getattr(asked.workloads[0], name) for name in counts}
-    lists = {name: _read_counts(name, text) if text else [defaults[name]] for name, text in counts.items()}
+    if not asked.plan.population:
+        raise InputError(f"{file}: no lengths: state workloads or plan.population, or give --prompt-tokens")
     return [
         PlanWorkload(
-            name=f"b{batch}-p{prompt}-o{output}", prompt_tokens=prompt, output_tokens=output, batch_size=batch
+            name=group.name,
+            prompt_tokens=group.prompt_tokens,
+            output_tokens=group.max_new_tokens,
+            batch_size=group.sessions * group.beams,
         )
-        for prompt, output, batch in product(lists["prompt_tokens"], lists["output_tokens"], lists["batch_size"])
+        for group in asked.plan.population
+    ]
+
+
+def _grid(lists: Mapping[str, Sequence[int | None]]) -> list[PlanWorkload]:
+    prompts = [prompt for prompt in lists["prompt_tokens"] if prompt is not None]
+    if not prompts:
+        raise InputError("--output-tokens and --batch-size need --prompt-tokens, or an experiment with workloads")
+    return [
+        PlanWorkload(
+            name=f"b{batch}-p{prompt}-o{output}",
+            prompt_tokens=prompt,
+            output_tokens=output or 0,
+            batch_size=batch or 1,
+        )
+        for prompt, output, batch in product(prompts, lists["output_tokens"], lists["batch_size"])
     ]
 
 
@@ -163,8 +183,8 @@ def _read_counts(name: str, text: str) -> list[int]:
     return values
 
 
-def _strategies(typed: Sequence[str], file: Experiment | None, asked: Experiment) -> list[PlanStrategy]:
-    paging = asked.plan.paging
+def _strategies(typed: Sequence[str], asked: Experiment, given: Collection[str]) -> list[PlanStrategy]:
+    """What was typed; else a paged engine, and the experiment's or the default strategies."""
     if typed:
-        return [paging if each is None else each for each in parse_strategies(typed)]
-    return [paging, *(DEFAULT_STRATEGIES if file is None else file.strategies)]
+        return parse_strategies(typed, asked.plan.paging)
+    return [asked.plan.paging, *(asked.strategies if "strategies" in given else DEFAULT_STRATEGIES)]

@@ -10,6 +10,7 @@ from offload_eval.core.base import Name, NonNegativeInt, PositiveInt, Strict
 TokenCount = Annotated[int, Meta(ge=0, le=2**24)]
 KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8", "int8", "int4", "int2"]
 Percentile = Literal["p50", "p90", "p95", "p99"]
+Batching = Literal["one", "group"]
 LongRequestAction = Literal["refuse", "queue", "suggest"]
 LimitedBy = Literal["device", "host", "context", "max_request_tokens"]
 
@@ -96,6 +97,8 @@ class PlanSpec(Strict, frozen=True, kw_only=True):
     population: tuple[SessionGroup, ...] = ()
     percentile: Percentile | None = None
     """Which of the groups' `generated_tokens` the population is also summed at."""
+    batching: Batching = "one"
+    """How caches of transformers hold the population. one: one left-padded batch. group: a batch for each group."""
     activations_bytes: NonNegativeInt = 0
     """Device bytes kept for activations."""
     estimate_activations: bool = False
@@ -242,6 +245,8 @@ class PopulationCell(Strict, frozen=True, kw_only=True):
 
     strategy: str
     kind: str
+    left_out: tuple[str, ...] = ()
+    """Groups that the long-request policy keeps out; they are not summed."""
     refusal: str | None = None
     sums: tuple[PopulationSum, ...] = ()
 

@@ -39,14 +39,19 @@ _GROUPWISE: Final = {
 def check_experiment(experiment: Experiment) -> Iterator[Problem]:
     """Yields every contradiction in an experiment, the first to mend first."""
     yield from _check_model(experiment.model)
-    yield from _check_budget(experiment)
+    yield from check_arithmetic(experiment)
     yield from _check_measurement(experiment)
-    yield from _check_plan(experiment.plan)
-    yield from _check_labels("workloads", experiment.workloads)
-    yield from _check_labels("strategies", experiment.strategies)
     yield from _check_baseline(experiment)
     for index, workload in enumerate(experiment.workloads):
         yield from _check_prompt(("workloads", index, "prompt"), workload, experiment.model)
+
+
+def check_arithmetic(experiment: Experiment) -> Iterator[Problem]:
+    """Yields the contradictions that matter even if nothing is run."""
+    yield from _check_budget(experiment)
+    yield from _check_plan(experiment.plan)
+    yield from _check_labels("workloads", experiment.workloads)
+    yield from _check_labels("strategies", experiment.strategies)
     for index, strategy in enumerate(experiment.strategies):
         if isinstance(strategy, QuantizedSpec):
             yield from _check_quantized(("strategies", index), strategy)

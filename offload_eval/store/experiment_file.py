@@ -7,6 +7,7 @@ that the file is in.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import yaml
@@ -14,11 +15,11 @@ import yaml
 from offload_eval.core.experiment import Experiment
 from offload_eval.errors import InputError
 from offload_eval.store.conversion import convert_experiment
-from offload_eval.store.experiment_checks import check_experiment
+from offload_eval.store.experiment_checks import check_arithmetic, check_experiment
 from offload_eval.store.experiment_paths import resolve_paths
 from offload_eval.store.origin import Origin, Override
 from offload_eval.store.overrides import apply_overrides, parse_override
-from offload_eval.store.strict_yaml import read_yaml
+from offload_eval.store.strict_yaml import INT_MAX, read_yaml
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = (), options: Sequence[Override] = ()) -> Experiment:
@@ -37,22 +38,59 @@ def load_experiment(path: Path, overrides: Sequence[str] = (), options: Sequence
     """
     changes = [*(parse_override(text, path) for text in overrides), *options]
     origin = Origin(file=path, overrides=changes)
-    experiment = build_experiment(read_yaml(_read_text(path), Origin(file=path)), origin)
+    tree = read_yaml(_read_text(path), Origin(file=path))
+    if isinstance(tree, dict):
+        tree = apply_overrides(tree, changes)
+    experiment = convert_experiment(tree, origin)
+    for where, problem in check_experiment(experiment):
+        raise origin.refusal(where, problem)
     return resolve_paths(experiment, origin)
 
 
-def build_experiment(tree: object, origin: Origin) -> Experiment:
-    """Lays an origin's overrides over plain values and checks the result; paths are left as they are.
+def load_for_plan(path: Path, overrides: Sequence[str], options: Sequence[Override]) -> tuple[Experiment, set[str]]:
+    """Reads an experiment file for its arithmetic alone: what only a run needs may be left out.
+
+    Args:
+        path: The experiment file.
+        overrides: As for `load_experiment`.
+        options: As for `load_experiment`.
+
+    Returns:
+        The experiment, and the sections that the file and the overrides have; the others are fillings.
+
+    Raises:
+        InputError: The first thing wrong.
+    """
+    changes = [parse_override(text, path) for text in overrides]
+    origin = Origin(file=path, overrides=[*changes, *options])
+    tree = read_yaml(_read_text(path), Origin(file=path))
+    given = {*(tree if isinstance(tree, dict) else ()), *(str(change.path[0]) for change in changes)}
+    experiment = build_for_plan(tree, origin)
+    return resolve_paths(experiment, origin) if "model" in given else experiment, given
+
+
+def build_for_plan(tree: object, origin: Origin) -> Experiment:
+    """As `load_for_plan`, from plain values; paths are left as they are.
 
     Raises:
         InputError: The first thing wrong.
     """
     if isinstance(tree, dict):
-        tree = apply_overrides(tree, origin.overrides)
+        tree = apply_overrides(_FILLINGS | tree, origin.overrides)
     experiment = convert_experiment(tree, origin)
-    for where, problem in check_experiment(experiment):
+    for where, problem in check_arithmetic(experiment):
         raise origin.refusal(where, problem)
     return experiment
+
+
+_FILLINGS: Final[dict[str, object]] = {
+    "name": "plan",
+    "model": {"source": "."},
+    "budget": {"device_bytes": INT_MAX},
+    "workloads": [{"prompt_tokens": 1, "output_tokens": 2}],
+    "strategies": [{"kind": "dynamic"}],
+}
+"""Sections that a file for `plan` may leave out."""
 
 
 def load_resolved_experiment(path: Path) -> Experiment:

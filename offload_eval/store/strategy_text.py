@@ -3,18 +3,22 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, get_args
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from offload_eval.core.experiment import (
     DynamicSpec,
+    Experiment,
     OffloadedSpec,
     QuantizedSpec,
     StrategySpec,
     StreamedSpec,
 )
+from offload_eval.core.plan import KvCacheDtype, PagingSpec
 from offload_eval.errors import InputError
-from offload_eval.store.conversion import convert_experiment
-from offload_eval.store.experiment_checks import check_experiment
+from offload_eval.store.experiment_file import build_for_plan
 from offload_eval.store.origin import Origin
 from offload_eval.store.strict_yaml import read_yaml
 
@@ -27,30 +31,30 @@ DEFAULT_STRATEGIES: Final[tuple[StrategySpec, ...]] = (
     QuantizedSpec(backend="quanto", nbits=4),
     QuantizedSpec(backend="fp8"),
 )
+_OPTION_NAME: Final = "--strategy"
 _UPSTREAM_BACKEND: Final = "quanto"
 """What transformers takes where a quantized cache names no backend."""
 _OPTION: Final = re.compile(r"(?P<key>\w+)=(?P<value>.*)")
 
 
-def parse_strategies(texts: Sequence[str], option: str = "--strategy") -> list[StrategySpec | None]:
+def parse_strategies(texts: Sequence[str], paging: PagingSpec) -> list[PagingSpec | StrategySpec]:
     """Reads strategies; commas separate options of one strategy, and strategies.
 
     Args:
         texts: What was typed, once or several times. The label of a strategy is understood as well.
-        option: Named in refusals.
+        paging: What `paged` stands for; its options replace values of it.
 
     Returns:
-        One item a strategy, in order; None stands for `paged`.
+        One item a strategy, in order.
 
     Raises:
         InputError: A kind or an option is unknown, or one strategy is named twice.
     """
-    words = [word for text in texts for word in _split(text)]
-    strategies = [_parse(word, option) for word in words]
-    labels = [PAGED if each is None else each.label for each in strategies]
+    strategies = [_parse(word, paging) for text in texts for word in _split(text)]
+    labels = [each.label for each in strategies]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise InputError(f"{option}: {twice} is named twice; name it once")
+        raise InputError(f"{_OPTION_NAME}: {twice} is named twice; name it once")
     return strategies
 
 
@@ -65,45 +69,39 @@ def _split(text: str) -> list[str]:
     return words
 
 
-def _parse(word: str, option: str) -> StrategySpec | None:
-    if word == PAGED:
-        return None
-    by_label = {strategy.label: strategy for strategy in DEFAULT_STRATEGIES}
+def _parse(word: str, paging: PagingSpec) -> PagingSpec | StrategySpec:
+    by_label = {each.label: each for each in (paging, *DEFAULT_STRATEGIES, *_paged_formats(paging))}
     if word in by_label:
         return by_label[word]
     kind, _, options = word.partition(":")
-    tree: dict[str, Any] = {"kind": kind}
-    for piece in options.split(",") if options else []:
-        match = _OPTION.fullmatch(piece.strip())
-        if match is None:
-            raise InputError(f"{option} {word}: {piece!r} is not key=value, as in quantized:backend=hqq,nbits=2")
-        tree[match["key"]] = read_yaml(match["value"], Origin(file=Path(f"{option} {word}")))
+    origin = Origin(file=Path(f"{_OPTION_NAME} {word}"))
+    tree = _options(options, origin)
+    if kind == PAGED:
+        return _converted({"plan": {"paging": to_builtins(paging) | tree}}, "plan.paging", origin).plan.paging
     if kind == "quantized":
         tree.setdefault("backend", _UPSTREAM_BACKEND)
-    return _convert(tree, f"{option} {word}", option)
+    return _converted({"strategies": [{"kind": kind} | tree]}, "strategies[0]", origin).strategies[0]
 
 
-def _convert(tree: dict[str, Any], where: str, option: str) -> StrategySpec:
-    """Goes through an experiment with this one strategy, whose checks are then this one's."""
-    experiment_tree = {
-        "name": "plan",
-        "model": {"source": "."},
-        "budget": {"device_bytes": 1},
-        "workloads": [{"prompt_tokens": 1, "output_tokens": 2}],
-        "strategies": [tree],
-    }
-    origin = Origin(file=Path(where))
+def _paged_formats(paging: PagingSpec) -> list[PagingSpec]:
+    """The labels of paged engines, but for the one in the model's dtype, name their format."""
+    return [replace(paging, kv_cache_dtype=dtype) for dtype in get_args(KvCacheDtype)]
+
+
+def _options(text: str, origin: Origin) -> dict[str, object]:
+    tree = {}
+    for piece in text.split(",") if text else []:
+        match = _OPTION.fullmatch(piece.strip())
+        if match is None:
+            raise InputError(f"{origin.file}: {piece!r} is not key=value, as in quantized:backend=hqq,nbits=2")
+        tree[match["key"]] = read_yaml(match["value"], origin)
+    return tree
+
+
+def _converted(tree: dict[str, object], place: str, origin: Origin) -> Experiment:
+    """Checks one strategy as an experiment's; a refusal names the option, not its place in an experiment."""
     try:
-        experiment = convert_experiment(experiment_tree, origin)
-        problems = [each for each in check_experiment(experiment) if each[0][0] == "strategies"]
+        return build_for_plan(tree, origin)
     except InputError as error:
-        raise InputError(_shortened(str(error), option)) from error
-    for path, problem in problems:
-        raise InputError(_shortened(str(origin.refusal(path, problem)), option))
-    return experiment.strategies[0]
-
-
-def _shortened(message: str, option: str) -> str:
-    """Names the option's key instead of its place in an experiment; `paged` is among the kinds."""
-    shown = message.replace(" strategies[0].", " ").replace(" strategies[0]:", "")
-    return shown.replace("allowed: dynamic,", f"allowed: {PAGED}, dynamic,") if option == "--strategy" else shown
+        message = str(error).replace(f" {place}.", " ").replace(f" {place}:", "")
+        raise InputError(message.replace("allowed: dynamic,", f"allowed: {PAGED}, dynamic,")) from error
