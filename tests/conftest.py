@@ -77,3 +77,46 @@ def demo_model() -> Path:
     if not (DEMO_MODEL / "model.safetensors").is_file():
         pytest.fail(f"{DEMO_MODEL} holds no model: run `make model`")
     return DEMO_MODEL
+
+
+@pytest.fixture
+def plan_config(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a config.json of a Llama of 4 layers, 4 kv heads and head_dim 8; keywords replace fields."""
+
+    def write(**changes: Any) -> Path:
+        fields = {
+            "model_type": "llama",
+            "num_hidden_layers": 4,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "vocab_size": 100,
+            "max_position_embeddings": 4096,
+        }
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(fields | changes))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def plan_experiment(tmp_path: Path, plan_config: Callable[..., Path]) -> Callable[..., Path]:
+    """Writes an experiment on that model: 4 layers * 2 * 4 * 8 values * 2 bytes = 512 bytes a token."""
+
+    def write(plan_section: Any = None, **changes: Any) -> Path:
+        content = {
+            "name": "mix",
+            "model": {"config": str(plan_config()), "weights": "random"},
+            "budget": {"device_bytes": 3_000_000, "weights_bytes": 1_000_000},
+            "workloads": [{"prompt_tokens": 97, "output_tokens": 4, "prompt": {"kind": "random"}}],
+            "strategies": [{"kind": "dynamic"}, {"kind": "offloaded"}, {"kind": "streamed"}],
+            "plan": {"paging": {"block_tokens": 1}} | (plan_section or {}),
+        }
+        path = tmp_path / "experiment.yaml"
+        path.write_text(yaml.safe_dump(content | changes))
+        return path
+
+    return write

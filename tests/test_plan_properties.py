@@ -9,15 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from offload_eval.bounds.grid import Ledgers, ReplicaCard, replica_card, strategy_grid
-from offload_eval.bounds.kv_footprint import kv_total
-from offload_eval.bounds.kv_format import kv_format
-from offload_eval.bounds.kv_views import paged_view
 from offload_eval.bounds.ledgers import pinned_bytes, pinned_sessions, sessions_that_fit
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.paged import paged_card
 from offload_eval.bounds.partition import rank_shapes
 from offload_eval.bounds.population import Deployment, sum_population
-from offload_eval.bounds.session_card import Lengths
+from offload_eval.bounds.session_card import HostBuffers, Lengths
 from offload_eval.core.experiment import DynamicSpec, OffloadedSpec, StreamedSpec
 from offload_eval.core.plan import PagingSpec, PartitionSpec, SessionGroup
 from offload_eval.core.shape import ModelShape
@@ -80,7 +77,7 @@ def test_bytes_never_fall_with_tokens(shape: ModelShape, paging: PagingSpec, one
 def test_bytes_never_fall_with_bits(shape: ModelShape, paging: PagingSpec, prompt_tokens: int):
     sizes = [session_bytes(shape, prompt_tokens, replace(paging, kv_cache_dtype=name)) for name in FORMATS]
     assert sizes == sorted(sizes)
-    assert session_bytes(shape, prompt_tokens, replace(paging, kv_cache_dtype="fp8")) <= sizes[-1]
+    assert session_bytes(shape, prompt_tokens, replace(paging, kv_cache_dtype="fp8")) <= sizes[FORMATS.index("auto")]
 
 
 @given(shapes, pagings, tokens, st.integers(2, 64))
@@ -88,8 +85,9 @@ def test_bytes_of_a_batch_grow_with_its_sessions(
     shape: ModelShape, paging: PagingSpec, prompt_tokens: int, sessions: int
 ):
     card = paged(shape, paging, prompt_tokens)
-    smaller, larger = card.batch_device_bytes(np.asarray(sessions - 1)), card.batch_device_bytes(np.asarray(sessions))
-    assert smaller < larger == sessions * card.batch_device_bytes(np.asarray(1))
+    one, smaller, larger = (card.batch_device_bytes(np.asarray(each)) for each in (1, sessions - 1, sessions))
+    fixed = card.device_fixed_bytes
+    assert smaller < larger == sessions * (one - fixed) + fixed
 
 
 def paged(shape: ModelShape, paging: PagingSpec, prompt_tokens: int, **partition: int) -> ReplicaCard:
@@ -108,9 +106,13 @@ def test_rounding_to_blocks_never_lowers(shape: ModelShape, paging: PagingSpec, 
 def test_rounding_adds_less_than_two_blocks_a_layer(shape: ModelShape, paging: PagingSpec, prompt_tokens: int):
     rounded = session_bytes(shape, prompt_tokens, paging)
     exact = session_bytes(shape, prompt_tokens, replace(paging, block_tokens=1))
-    rows = np.asarray(2 * paging.block_tokens)
-    wide = kv_format(replace(paging, kv_cache_dtype="float32"), 32)
-    assert rounded - exact <= int(kv_total(shape.layer_groups, rows, paged_view(1), wide))
+    rows = 2 * paging.block_tokens
+    widths = sum(
+        group.count * (group.kv_heads * (group.key_head_dim + group.value_head_dim) + group.indexer_head_dim)
+        + group.count * (group.key_head_dim + group.compression.indexer_head_dim if group.compression else 0)
+        for group in shape.layer_groups
+    )
+    assert rounded - exact <= rows * widths * 4
 
 
 @given(shapes, pagings, groups, st.integers(0, 100))
@@ -162,17 +164,21 @@ def test_the_limit_fits_and_one_more_does_not(available_bytes: int, bytes_per_se
     assert limit * bytes_per_session <= available_bytes < (limit + 1) * bytes_per_session
 
 
-buffers = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 2**30).map(np.asarray)), min_size=1, max_size=4)
+buffers = st.lists(
+    st.builds(HostBuffers, count=st.integers(1, 100), bytes=st.integers(1, 2**30).map(np.asarray)),
+    min_size=1,
+    max_size=4,
+)
 
 
 @given(buffers, st.integers(1, 1000))
-def test_pinned_buffers_are_at_most_twice_what_was_asked(found: list[tuple[int, Any]], sessions: int):
-    asked = sum(count * sessions * int(size) for count, size in found)
+def test_pinned_buffers_are_at_most_twice_what_was_asked(found: list[HostBuffers], sessions: int):
+    asked = sum(each.count * sessions * int(each.bytes) for each in found)
     assert asked <= int(pinned_bytes(found, np.asarray(sessions))) < 2 * asked
 
 
 @given(buffers, st.integers(0, 2**44))
-def test_the_host_limit_fits_and_one_more_does_not(found: list[tuple[int, Any]], available_bytes: int):
+def test_the_host_limit_fits_and_one_more_does_not(found: list[HostBuffers], available_bytes: int):
     limit = pinned_sessions(found, available_bytes)
     assert int(pinned_bytes(found, limit)) <= available_bytes < int(pinned_bytes(found, limit + 1))
 

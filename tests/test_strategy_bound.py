@@ -76,13 +76,31 @@ def test_streamed_keeps_sliding_layers_on_the_device():
 
 
 def test_offloaded_moves_what_each_layer_holds():
-    """On the device the widest layer one and a half times, and at least a sliding one beside it."""
+    """On the device one and a half times a layer in use and the one after it: here both are full ones."""
     card = mixed_bound(OffloadedSpec())
     assert card is not None
-    assert card.kv_device_bytes_per_session == 519 * 16 * 3 // 2 + 99 * 16
+    assert card.kv_device_bytes_per_session == 519 * 16 * 5 // 2
     assert card.kv_host_bytes_per_session == (2 * 519 + 4 * 99) * 16
     assert card.h2d_bytes_per_step == 2 * (2 * 518 + 4 * 99) * 16
     assert card.d2h_bytes_per_step == 2 * (2 * 519 + 4 * 99) * 16
+
+
+def test_offloaded_holds_the_neighbours_in_their_order():
+    """Full layers apart: 1.5 of a full one and a sliding one; full at both ends: the first comes after the last."""
+    apart = mixed_bound(OffloadedSpec(), layer_order=(0, 1, 1, 0, 1, 1))
+    around = mixed_bound(OffloadedSpec(), layer_order=(0, 1, 1, 1, 1, 0))
+    assert apart is not None
+    assert around is not None
+    assert apart.kv_device_bytes_per_session == 519 * 16 * 3 // 2 + 99 * 16
+    assert around.kv_device_bytes_per_session == 519 * 16 * 5 // 2
+
+
+def test_a_windows_storage_is_the_whole_prompt_until_the_next_step():
+    """384 prompt tokens in each of 4 sliding layers beside those in 2 full ones: more than 519 and 100 at the end."""
+    card = mixed_bound(DynamicSpec())
+    assert card is not None
+    assert card.kv_device_bytes_per_session == (2 * 519 + 4 * 99) * 16
+    assert card.kv_device_peak_bytes_per_session == 6 * 384 * 16
 
 
 def test_transformers_layout_decides_what_runs():

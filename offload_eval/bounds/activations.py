@@ -13,7 +13,9 @@ ACTIVATIONS_ASSUMPTION: Final = (
 )
 
 
-def estimate_activation_bytes(shape: ModelShape, prompt_tokens: Counts, bits: int) -> Counts | None:
+def estimate_activation_bytes(
+    shape: ModelShape, prompt_tokens: Counts, bits: int, tensor_parallel: int = 1
+) -> Counts | None:
     """Estimates what a prefill of one session holds beside weights and KV at its peak.
 
     At the peak of a gated MLP these are alive: the residual stream, its copy before the norm, the normed input and
@@ -24,11 +26,13 @@ def estimate_activation_bytes(shape: ModelShape, prompt_tokens: Counts, bits: in
         shape: The model.
         prompt_tokens: Tokens prefilled at once.
         bits: Bits of the model's dtype.
+        tensor_parallel: Ranks that the MLP's width is divided over.
 
     Returns:
-        None for a model whose config states no dense MLP.
+        None for a model whose MLP is not known to be dense and gated.
     """
-    if shape.intermediate_size is None:
+    if shape.gated_mlp_size is None:
         return None
-    values = _HIDDEN_COPIES * shape.hidden_size + _INTERMEDIATE_COPIES * shape.intermediate_size
+    rank_width = -(-shape.gated_mlp_size // tensor_parallel)
+    values = _HIDDEN_COPIES * shape.hidden_size + _INTERMEDIATE_COPIES * rank_width
     return prompt_tokens * values * bits // 8

@@ -1,5 +1,6 @@
 """One strategy over a whole grid of lengths and batches, on every rank, against both ledgers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +10,11 @@ from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.ledgers import UNLIMITED, pinned_bytes, pinned_sessions, sessions_that_fit
 from offload_eval.bounds.paged import paged_card
 from offload_eval.bounds.partition import rank_shapes
-from offload_eval.bounds.session_card import HostBuffer, Lengths, Refusal, SessionCard, session_card
+from offload_eval.bounds.session_card import HostBuffers, Lengths, Refusal, SessionCard, session_card
 from offload_eval.core.experiment import StrategySpec
 from offload_eval.core.plan import PagingSpec, PartitionSpec
 from offload_eval.core.shape import ModelShape
+from offload_eval.errors import InputError
 
 Mask = NDArray[np.bool_]
 PlanStrategy = PagingSpec | StrategySpec
@@ -35,6 +37,8 @@ class ReplicaCard:
 
     stages: tuple[SessionCard, ...]
     tensor_parallel: int
+    assumptions: tuple[str, ...]
+    """Of the whole model, not of a stage."""
 
     @property
     def device_bytes(self) -> Counts:
@@ -50,22 +54,26 @@ class ReplicaCard:
     @property
     def host_bytes(self) -> Counts:
         """A session's, of all ranks."""
-        return self._all_ranks("host_bytes")
+        return self._all_ranks([card.host_bytes for card in self.stages])
 
     @property
     def h2d_bytes(self) -> Counts:
         """A session's at the last decode step, of all ranks."""
-        return self._all_ranks("h2d_bytes")
+        return self._all_ranks([card.h2d_bytes for card in self.stages])
 
     @property
     def d2h_bytes(self) -> Counts:
         """A session's at the last decode step, of all ranks."""
-        return self._all_ranks("d2h_bytes")
+        return self._all_ranks([card.d2h_bytes for card in self.stages])
 
     @property
-    def host_buffers(self) -> tuple[HostBuffer, ...]:
+    def host_buffers(self) -> tuple[HostBuffers, ...]:
         """Pinned buffers of all ranks."""
-        return tuple((self.tensor_parallel * count, size) for card in self.stages for count, size in card.host_buffers)
+        return tuple(
+            HostBuffers(count=self.tensor_parallel * each.count, bytes=each.bytes)
+            for card in self.stages
+            for each in card.host_buffers
+        )
 
     def batch_device_bytes(self, sessions: Counts) -> Counts:
         """The fullest rank's, for a batch."""
@@ -83,8 +91,8 @@ class ReplicaCard:
         )
         return least
 
-    def _all_ranks(self, name: str) -> Counts:
-        total: Counts = self.tensor_parallel * sum(getattr(card, name) for card in self.stages)
+    def _all_ranks(self, of_stages: Sequence[Counts]) -> Counts:
+        total: Counts = self.tensor_parallel * np.add.reduce(list(of_stages))
         return total
 
 
@@ -97,16 +105,25 @@ def replica_card(
     encoder_tokens: int | None = None,
 ) -> ReplicaCard | Refusal:
     """The card of one session, spread over a replica's ranks; why there is none, where the strategy has none."""
+    whole = _card(shape, bits, lengths, strategy, encoder_tokens)
+    if isinstance(whole, str):
+        return whole
+    shapes = rank_shapes(shape, partition.tensor_parallel, partition.pipeline_parallel)
     stages = []
-    for stage in rank_shapes(shape, partition.tensor_parallel, partition.pipeline_parallel):
-        if isinstance(strategy, PagingSpec):
-            stages.append(paged_card(stage, bits, lengths, strategy, encoder_tokens))
-            continue
-        card = session_card(stage, bits, lengths, strategy, encoder_tokens)
+    for number, stage in enumerate(shapes, start=1):
+        card = whole if stage == shape else _card(stage, bits, lengths, strategy, encoder_tokens)
         if isinstance(card, str):
-            return card
+            return f"stage {number} of {len(shapes)}: {card}"
         stages.append(card)
-    return ReplicaCard(stages=tuple(stages), tensor_parallel=partition.tensor_parallel)
+    return ReplicaCard(stages=tuple(stages), tensor_parallel=partition.tensor_parallel, assumptions=whole.assumptions)
+
+
+def _card(
+    shape: ModelShape, bits: int, lengths: Lengths, strategy: PlanStrategy, encoder_tokens: int | None
+) -> SessionCard | Refusal:
+    if isinstance(strategy, PagingSpec):
+        return paged_card(shape, bits, lengths, strategy, encoder_tokens)
+    return session_card(shape, bits, lengths, strategy, encoder_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +162,7 @@ def strategy_grid(card: ReplicaCard, batch_sizes: Counts, ledgers: Ledgers, data
     if card.host_buffers and ledgers.host_bytes is not None:
         host = pinned_sessions(card.host_buffers, ledgers.host_bytes // data_parallel)
     limit = device if device is None or host is None else np.minimum(device, host)
+    _refuse_overflow(card, batch_sizes)
     batch_device_bytes = card.batch_device_bytes(batch_sizes)
     return StrategyGrid(
         card=card,
@@ -157,5 +175,18 @@ def strategy_grid(card: ReplicaCard, batch_sizes: Counts, ledgers: Ledgers, data
     )
 
 
+def _refuse_overflow(card: ReplicaCard, batch_sizes: Counts) -> None:
+    """Rounding up may double the bytes, and they have to stay below 2**63.
+
+    Raises:
+        InputError: The largest batch of the longest sessions takes more than any machine has.
+    """
+    most = float(np.max(card.device_bytes + card.host_bytes, initial=0)) * float(np.max(batch_sizes, initial=0))
+    if most >= 2**61:
+        raise InputError(f"the largest batch needs {most:.1e} bytes of KV cache; allowed: less than {2**61:.1e}")
+
+
 def _deployment(sessions: Counts | None, data_parallel: int) -> Counts | None:
-    return None if sessions is None else np.minimum(sessions, UNLIMITED // data_parallel) * data_parallel
+    if sessions is None:
+        return None
+    return np.where(sessions == UNLIMITED, UNLIMITED, sessions * data_parallel)

@@ -156,13 +156,10 @@ def _rows(group: LayerGroup, rows: Counts, kv_format: KvFormat) -> Iterator[_Par
         yield name, quantized_values, kv_format.bits
         yield "scales", -(-quantized_values // kv_format.group_values), kv_format.group_bits
         yield "residual", residual * width, kv_format.unquantized_bits
-    if kv_format.layer_bytes and width:
-        yield "scales", np.ones_like(rows), 8 * kv_format.layer_bytes
 
 
-def transformers_layer_bytes(
-    group: LayerGroup, tokens: Counts, bits: int, encoder_tokens: int | None = None
+def layer_total(
+    group: LayerGroup, tokens: Counts, view: KvView, kv_format: KvFormat, encoder_tokens: int | None = None
 ) -> Counts:
-    """The transformers view of one layer of a group, at each of `tokens`."""
-    one_layer = msgspec.structs.replace(group, count=1)
-    return kv_total((one_layer,), tokens, TRANSFORMERS, plain_format(bits), encoder_tokens)
+    """Bytes of one session in one layer of a group, at each of `tokens`."""
+    return kv_total((msgspec.structs.replace(group, count=1),), tokens, view, kv_format, encoder_tokens)

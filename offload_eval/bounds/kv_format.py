@@ -25,7 +25,7 @@ class KvFormat:
     """Newest tokens of a layer that stay unquantized."""
     unquantized_bits: int = 16
     layer_bytes: int = 0
-    """What a layer adds, whatever its tokens."""
+    """What a layer adds, whatever its tokens and sessions."""
 
 
 def plain_format(bits: int) -> KvFormat:

@@ -48,10 +48,15 @@ class KvView:
             return self.whole_pages(tokens)
         held = self.tokens_held[group.cache](tokens, group.window_tokens or 0)
         if self.page_tokens > 1 and group.window_tokens:
-            # A window lies across one page more than it fills, unless the session is shorter than that.
-            most_pages = -(-(group.window_tokens - 1) // self.page_tokens) + 1
-            return np.minimum(self.whole_pages(tokens), most_pages * self.page_tokens)
+            return np.minimum(self.whole_pages(tokens), self._most_pages(group) * self.page_tokens)
         return self.whole_pages(held)
+
+    def _most_pages(self, group: LayerGroup) -> int:
+        """Pages that a window touches at the worst alignment; a chunk starts at a multiple of its length."""
+        assert group.window_tokens is not None
+        if group.cache == "chunked" and group.window_tokens % self.page_tokens == 0:
+            return group.window_tokens // self.page_tokens
+        return -(-(group.window_tokens - 1) // self.page_tokens) + 1
 
     def whole_pages(self, tokens: Counts) -> Counts:
         """Tokens rounded up to pages."""
@@ -153,4 +158,10 @@ TRANSFORMERS_STATIC: Final = replace(
     TRANSFORMERS, tokens_held={**_EVERYWHERE, "sliding": _window, "compressed": _window, "chunked": _window}
 )
 """transformers' StaticCache built for so many tokens. Source: transformers 5.24, cache_utils.StaticSlidingWindowLayer:
-min(max_cache_len, window) slots."""
+min(max_cache_len, window) slots. Also what is alive in a DynamicCache between two steps: its windows are views of a
+tensor that has the newest row as well."""
+TRANSFORMERS_PREFILLED: Final = replace(
+    TRANSFORMERS, tokens_held={**_EVERYWHERE, "sliding": _all, "compressed": _all, "chunked": _all}
+)
+"""What is alive in a DynamicCache from the end of a prefill to the next step: its windows are views of the whole
+prompt's keys and values. Source: transformers 5.24, cache_utils.DynamicSlidingWindowLayer.update."""

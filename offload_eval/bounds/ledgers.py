@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from offload_eval.bounds.kv_views import Counts
-from offload_eval.bounds.session_card import HostBuffer
+from offload_eval.bounds.session_card import HostBuffers
 
 UNLIMITED: Final = 2**62
 """Sessions where nothing grows with them."""
@@ -18,13 +18,13 @@ def sessions_that_fit(available_bytes: Counts | int, bytes_per_session: Counts) 
     return np.where(bytes_per_session > 0, sessions, UNLIMITED)
 
 
-def pinned_bytes(buffers: Sequence[HostBuffer], sessions: Counts) -> Counts:
+def pinned_bytes(buffers: Sequence[HostBuffers], sessions: Counts) -> Counts:
     """Host memory that the buffers of a batch take.
 
     torch's pinned allocator rounds each buffer up to a power of two. Source: torch 2.13,
     ATen/core/CachingHostAllocator.h (PowerOf2Ceil); its threshold, pinned_max_round_threshold, is unset.
     """
-    sizes = (count * _power_of_two(sessions * size) for count, size in buffers)
+    sizes = (each.count * _power_of_two(sessions * each.bytes) for each in buffers)
     return sum(sizes, start=np.zeros_like(sessions))
 
 
@@ -36,9 +36,9 @@ def _power_of_two(size: Counts) -> Counts:
     return np.where(size > 0, filled + 1, 0)
 
 
-def pinned_sessions(buffers: Sequence[HostBuffer], available_bytes: int) -> Counts:
+def pinned_sessions(buffers: Sequence[HostBuffers], available_bytes: int) -> Counts:
     """The most sessions whose pinned buffers fit, together in one batch; `UNLIMITED` where they pin nothing."""
-    per_session = sum((count * size for count, size in buffers), start=np.asarray(0, np.int64))
+    per_session = sum((each.count * each.bytes for each in buffers), start=np.asarray(0, np.int64))
     # Rounding never lowers: unrounded sessions are the most there can be.
     low, high = np.zeros_like(per_session), sessions_that_fit(available_bytes, per_session)
     unlimited = high == UNLIMITED

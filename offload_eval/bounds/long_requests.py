@@ -35,12 +35,10 @@ def check_request(
     request_tokens = prompt_tokens + output_tokens
     if limit is None or request_tokens <= limit.tokens:
         return None
-    fitting_tokens = limit.tokens - output_tokens
     return LongRequest(
         name=name,
         request_tokens=request_tokens,
         limit_tokens=limit.tokens,
         limited_by=limit.limited_by,
         outcome=_OUTCOMES[policy.action],
-        fitting_prompt_tokens=fitting_tokens if policy.action == "suggest" and fitting_tokens >= 1 else None,
     )

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from offload_eval.bounds.grid import PlanStrategy, replica_card, strategy_grid
+from offload_eval.bounds.grid import Mask, PlanStrategy, replica_card, strategy_grid
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.plan_ledgers import grid_ledgers
 from offload_eval.bounds.plan_request import PlanRequest
@@ -16,23 +16,31 @@ _POINTS: Final = 257
 
 
 def longest_session(request: PlanRequest, strategy: PlanStrategy) -> LongestSession | None:
-    """Searches the longest prompt, without generation, that a session may have when it is the only one.
+    """The longest prompt, without generation, of a session that is the only one.
 
     Returns:
         None without a budget, and where the strategy has no card for the model.
     """
-    if request.budget is None:
-        return None
-    cap = _MOST_TOKENS if request.limit is None else min(request.limit.tokens, _MOST_TOKENS)
-    low, high = 0, cap + 1  # the first is taken to fit, the second not to
+    return None if request.budget is None else _search(request, strategy, 0)
+
+
+def fitting_prompt_tokens(request: PlanRequest, strategy: PlanStrategy, output_tokens: int) -> int | None:
+    """The longest prompt that is admitted with so much generation; None where none is short enough."""
+    found = _search(request, strategy, output_tokens)
+    return found.tokens if found is not None and found.tokens > 0 else None
+
+
+def _search(request: PlanRequest, strategy: PlanStrategy, output_tokens: int) -> LongestSession | None:
+    cap = _MOST_TOKENS if request.limit is None else min(request.limit.tokens - output_tokens, _MOST_TOKENS)
+    low, high = 0, max(0, cap) + 1  # the first is taken to fit, the second not to
     limited_by: LimitedBy = "device" if request.limit is None else request.limit.limited_by
     while high - low > 1:
         tokens = np.unique(np.linspace(low, high, _POINTS).astype(np.int64)[1:-1])
-        verdict = _fits(request, strategy, tokens)
+        verdict = _fits(request, strategy, tokens, output_tokens)
         if verdict is None:
             return None
         fits, by_host = verdict
-        first_failure = int(np.argmin(fits)) if not fits.all() else len(tokens)
+        first_failure = len(tokens) if fits.all() else int(np.argmin(fits))
         if first_failure < len(tokens):
             high = int(tokens[first_failure])
             limited_by = "host" if by_host[first_failure] else "device"
@@ -41,13 +49,20 @@ def longest_session(request: PlanRequest, strategy: PlanStrategy) -> LongestSess
     return LongestSession(strategy=strategy.label, tokens=low, limited_by=limited_by)
 
 
-def _fits(request: PlanRequest, strategy: PlanStrategy, tokens: Counts) -> tuple[Counts, Counts] | None:
+def _fits(
+    request: PlanRequest, strategy: PlanStrategy, tokens: Counts, output_tokens: int
+) -> tuple[Mask, Mask] | None:
     """Whether one session of each length fits, and whether the host ledger is the smaller one there."""
     spec = request.spec
-    lengths = Lengths(prompt_tokens=tokens, output_tokens=np.zeros_like(tokens))
+    lengths = Lengths(
+        prompt_tokens=tokens,
+        output_tokens=np.full_like(tokens, output_tokens),
+        prefill_chunk_tokens=spec.prefill_chunk_tokens,
+    )
     card = replica_card(request.model.shape, request.bits, lengths, strategy, spec.partition, spec.encoder_tokens)
     if isinstance(card, str):
         return None
     grid = strategy_grid(card, np.ones_like(tokens), grid_ledgers(request, tokens), spec.partition.data_parallel)
-    assert grid.batch_fits is not None, "there is a budget"
-    return grid.batch_fits.astype(np.int64), np.broadcast_to(grid.host_decides, tokens.shape).astype(np.int64)
+    everywhere = np.ones(tokens.shape, np.bool_)
+    fits = everywhere if grid.batch_fits is None else grid.batch_fits
+    return fits, np.broadcast_to(grid.host_decides, tokens.shape)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from offload_eval.bounds.layouts import encoder_decoder
 from offload_eval.bounds.layouts.class_defaults import CLASS_DEFAULTS
 from offload_eval.bounds.layouts.fields import Fields, shown
 from offload_eval.bounds.layouts.registry import NOT_IN_TRANSFORMERS, OUTER_READERS, READERS, READERS_OF_TWO_CACHES
@@ -21,6 +22,20 @@ UNIFORM_FULL_ATTENTION: Final = frozenset(
     {"gemma", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"}
 )
 """Families whose every layer caches every token, unless a window is set."""
+GATED_MLPS: Final = UNIFORM_FULL_ATTENTION - {"mixtral"} | {
+    "cohere",
+    "cohere2",
+    "exaone4",
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+    "olmo3",
+    "qwen2_5_vl",
+    "qwen2_5_vl_text",
+    "qwen3_vl_text",
+    "seed_oss",
+}
+"""Families whose every layer has a gated MLP of intermediate_size."""
 _HIDDEN_SIZE_NAMES: Final = ("hidden_size", "n_embd", "d_model", "model_dim")
 _CONTEXT_NAMES: Final = (
     "max_position_embeddings",
@@ -31,7 +46,6 @@ _CONTEXT_NAMES: Final = (
     "model_max_length",
     "max_target_positions",
 )
-_EXPERT_COUNT_NAMES: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -63,8 +77,8 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
         caches_per_layer=2 if READERS[model_type] in READERS_OF_TWO_CACHES else 1,
         vocab_size=_optional(fields, ("vocab_size",)),
         hidden_size=fields.positive(_first_present(fields, _HIDDEN_SIZE_NAMES) or "hidden_size"),
-        intermediate_size=_dense_intermediate_size(fields),
-        max_position_embeddings=_optional(fields, _CONTEXT_NAMES),
+        gated_mlp_size=_gated_mlp_size(fields, model_type),
+        max_position_embeddings=_context(fields, model_type),
         in_transformers=model_type not in NOT_IN_TRANSFORMERS,
     )
 
@@ -92,7 +106,21 @@ def _optional(fields: Fields, names: tuple[str, ...]) -> int | None:
     return None if name is None else fields.positive(name)
 
 
-def _dense_intermediate_size(fields: Fields) -> int | None:
-    has_experts = any(fields.get(name) for name in _EXPERT_COUNT_NAMES)
-    size = fields.get("intermediate_size")
-    return size if isinstance(size, int) and size > 0 and not has_experts else None
+def _gated_mlp_size(fields: Fields, model_type: str) -> int | None:
+    if model_type not in GATED_MLPS or fields.get("intermediate_size") is None:
+        return None
+    return fields.positive("intermediate_size")
+
+
+def _context(fields: Fields, model_type: str) -> int | None:
+    """The longest sequence: with YaRN its original context times its factor. T5's positions are relative."""
+    if READERS[model_type] is encoder_decoder.t5:
+        return None
+    stated = _optional(fields, _CONTEXT_NAMES)
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters")
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
+        return stated
+    original, factor = rope.get("original_max_position_embeddings") or stated, rope.get("factor")
+    if type(original) is not int or not isinstance(factor, int | float) or not 0 < original * factor < 2**31:
+        return stated
+    return max(stated or 0, int(original * factor))

@@ -1,6 +1,7 @@
 """The cache of a paged engine: whole pages, any format, prefixes that sessions share."""
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from offload_eval.bounds.kv_views import Counts, paged_view
 from offload_eval.bounds.session_card import Lengths, SessionCard
 from offload_eval.core.plan import PagingSpec
 from offload_eval.core.shape import ModelShape
+
+_UNQUANTIZED: Final = "states, indexer keys and compressed entries keep the model's dtype"
 
 
 def paged_card(
@@ -30,12 +33,14 @@ def paged_card(
     return SessionCard(
         device_bytes=device_bytes,
         device_peak_bytes=device_bytes,
+        device_fixed_bytes=stored.layer_bytes * sum(group.count for group in shape.layer_groups if group.kv_heads),
         host_bytes=nothing,
         h2d_bytes=nothing,
         d2h_bytes=nothing,
         assumptions=(
             f"Whole blocks of {paging.block_tokens} tokens; a windowed layer holds every block its window "
-            "touches; blocks that a prefill keeps for a window it has passed are not counted.",
+            "touches. Not counted: blocks that a prefill keeps for a window it has passed, and the padding with "
+            "which hybrid models make their layers' pages equal.",
             *_format_assumptions(paging, stored.bits),
         ),
         source="offload_eval.bounds.kv_views.paged_view",
@@ -44,23 +49,31 @@ def paged_card(
 
 def _format_assumptions(paging: PagingSpec, bits: int) -> tuple[str, ...]:
     if paging.kv_cache_dtype == "fp8":
-        return ("8 bits a value of keys and values, two float32 scales a layer; states keep the model's dtype.",)
+        return (f"8 bits a value of keys and values, two float32 scales a layer; {_UNQUANTIZED}.",)
     if not paging.kv_cache_dtype.startswith("int"):
         return ()
     return (
         f"{bits} bits a value, a scale and a zero point in the model's dtype for "
-        f"{paging.q_group_size} values, the newest {paging.residual_length} tokens of a layer unquantized.",
+        f"{paging.q_group_size} values, the newest {paging.residual_length} tokens of a layer unquantized; "
+        f"{_UNQUANTIZED}.",
     )
 
 
-def shared_prefix_bytes(shape: ModelShape, bits: int, prefix_tokens: Counts, paging: PagingSpec) -> Counts:
-    """Bytes of a prefix that one copy serves for every session: its whole blocks, in layers that keep every token.
+def shared_prefix_bytes(
+    shape: ModelShape, bits: int, prefix_tokens: Counts, lengths: Lengths, paging: PagingSpec
+) -> Counts:
+    """Bytes of a prefix that one copy serves for every session.
 
-    Windows move past a prefix and states absorb it, so their layers share nothing. Tokens that could be in a session's
-    unquantized residual window are its own.
+    Shared are its whole blocks, in layers that keep every token, and in windowed ones that a whole session fits into.
+    Layers with a state share nothing. Tokens that could be in a session's unquantized residual window are its own.
     """
     stored = kv_format(paging, bits)
     block = paging.block_tokens
     tokens = np.maximum(prefix_tokens - stored.residual_tokens, 0) // block * block
-    groups = tuple(group for group in shape.layer_groups if group.cache in ("full", "latent") and group.state is None)
-    return kv_total(groups, tokens, paged_view(1), replace(stored, residual_tokens=0, layer_bytes=0))
+    total = np.zeros_like(tokens)
+    for group in shape.layer_groups:
+        if group.state is None and group.cache in ("full", "latent", "sliding"):
+            in_window = group.window_tokens is None or lengths.cached_tokens <= group.window_tokens
+            shared = np.where(in_window, tokens, 0)
+            total = total + kv_total((group,), shared, paged_view(1), replace(stored, residual_tokens=0))
+    return total

@@ -19,8 +19,12 @@ def rank_shapes(shape: ModelShape, tensor_parallel: int, pipeline_parallel: int)
     evenly as they go.
 
     Raises:
-        InputError: There are more stages than layers.
+        InputError: There are more stages than layers, or layers may be parted from those whose KV they read.
     """
+    if pipeline_parallel > 1 and any(group.cache == "shared" for group in shape.layer_groups):
+        raise InputError(
+            f"pipeline_parallel is {pipeline_parallel}; allowed: 1, since layers of this model read earlier layers' KV"
+        )
     divided = msgspec.structs.replace(
         shape, layer_groups=tuple(_tensor_share(group, tensor_parallel) for group in shape.layer_groups)
     )
@@ -68,14 +72,7 @@ def _stage_layers(shape: ModelShape, stages: int) -> list[tuple[int, int]]:
 
 
 def _stage(shape: ModelShape, first: int, last: int) -> ModelShape:
-    order = shape.layer_order or tuple(
-        index for index, group in enumerate(shape.layer_groups) for _ in range(group.count)
-    )
-    held = order[first * shape.caches_per_layer : last * shape.caches_per_layer]
-    counts = [held.count(index) for index in range(len(shape.layer_groups))]
-    groups = [
-        msgspec.structs.replace(group, count=count)
-        for group, count in zip(shape.layer_groups, counts, strict=True)
-        if count
-    ]
-    return msgspec.structs.replace(shape, layer_groups=tuple(groups), layer_order=())
+    held = shape.order[first * shape.caches_per_layer : last * shape.caches_per_layer]
+    kept = list(dict.fromkeys(held))
+    groups = tuple(msgspec.structs.replace(shape.layer_groups[index], count=held.count(index)) for index in kept)
+    return msgspec.structs.replace(shape, layer_groups=groups, layer_order=tuple(map(kept.index, held)))

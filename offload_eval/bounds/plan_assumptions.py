@@ -62,7 +62,10 @@ def _partition_assumptions(request: PlanRequest) -> Iterator[str]:
         yield "The budget is one rank's; weights are divided evenly over ranks, and nothing of them is replicated."
         yield "A session's device KV is the fullest rank's; its host KV and link bytes are all ranks' of a replica."
     if partition.tensor_parallel > 1:
-        yield "kv heads are divided over tensor-parallel ranks, rounded up, and replicated where there are too few."
+        yield (
+            "kv heads and states are divided over tensor-parallel ranks, rounded up; heads are replicated where there "
+            "are too few, latents and indexer keys always."
+        )
         yield from _uneven_heads(request)
     if partition.pipeline_parallel > 1:
         yield "The fullest pipeline stage decides."
@@ -73,16 +76,23 @@ def _partition_assumptions(request: PlanRequest) -> Iterator[str]:
 def _model_assumptions(request: PlanRequest) -> Iterator[str]:
     caches = {group.cache for group in request.model.shape.layer_groups}
     if "cross" in caches and request.spec.encoder_tokens is None:
-        yield "Cross-attention reads the model's fixed count of encoder tokens, or else as many as are cached."
+        yield (
+            "Prompt and generated tokens are the decoder's. Cross-attention reads the model's fixed count of encoder "
+            "tokens, or else as many as the decoder caches; --encoder-tokens states it."
+        )
     if not request.model.shape.in_transformers:
         yield "The model's cache is its own code, not transformers': there is the ideal view only."
     if request.spec.population:
+        yield (
+            "Prefixes, and prompts of beams, are shared in a paged engine alone: whole blocks, in layers that keep "
+            "every token and in windows that hold the whole session; not in layers with a state."
+        )
         batches = "one left-padded batch" if request.spec.batching == "one" else "one left-padded batch for each group"
         yield f"Caches of transformers hold the population as {batches}; a paged engine holds each session."
         if request.spec.percentile is not None:
             yield (
-                f"At {request.spec.percentile} every session generates its own group's {request.spec.percentile} at "
-                "once, which is more than that percentile of their sum."
+                f"At {request.spec.percentile} every session generates its own group's {request.spec.percentile}. "
+                "That is no percentile of the sum, which can lie far above it where lengths are skewed."
             )
 
 

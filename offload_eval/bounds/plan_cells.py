@@ -1,8 +1,9 @@
 """The cells of a plan: every workload under every strategy, against the ledgers."""
 
 from collections.abc import Iterator
-from itertools import repeat
-from typing import Any, Final
+from dataclasses import replace
+from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 
@@ -14,19 +15,15 @@ from offload_eval.bounds.plan_request import PlanRequest, columns
 from offload_eval.bounds.session_card import Lengths, Refusal
 from offload_eval.core.plan import Admission, LimitedBy, LongRequest, PagingSpec, PlanCell
 
-_NO_LIMIT: Final = UNLIMITED // 2**20
-"""So many sessions mean that nothing grows with them; replicas divide and multiply `UNLIMITED`."""
-
 
 def plan_cells(request: PlanRequest) -> Iterator[PlanCell]:
     """Every workload under every strategy, in the order of workloads, then strategies."""
     long_requests = [request.check(each.name, each.prompt_tokens, each.output_tokens) for each in request.workloads]
-    by_strategy = (
+    by_strategy = [
         _strategy_cells(request, strategy, grid, long_requests)
         for strategy, grid in plan_grids(request, *columns(request.workloads))
-    )
-    for cells in zip(*by_strategy, strict=True):
-        yield from cells
+    ]
+    return chain.from_iterable(zip(*by_strategy, strict=True))
 
 
 def _strategy_cells(
@@ -66,7 +63,7 @@ def _numbers(
     }
     rows = zip(*(_listed(array, count) for array in arrays.values()), strict=True)
     fits = [None] * count if grid.batch_fits is None else np.broadcast_to(grid.batch_fits, count).tolist()
-    fixed_bytes, assumptions = card.device_fixed_bytes, card.stages[0].assumptions
+    fixed_bytes, assumptions = card.device_fixed_bytes, card.assumptions
     for row, fit, admission, too_long in zip(rows, fits, _admissions(grid, long_requests), long_requests, strict=True):
         yield {
             **dict(zip(arrays, row, strict=True)),
@@ -104,7 +101,7 @@ def _admissions(grid: StrategyGrid, long_requests: list[LongRequest | None]) -> 
 def _sessions(sessions: Counts | None, count: int) -> list[int | None]:
     if sessions is None:
         return [None] * count
-    return [None if each >= _NO_LIMIT else each for each in _listed(sessions, count)]
+    return [None if each == UNLIMITED else each for each in _listed(sessions, count)]
 
 
 def plan_grids(
@@ -118,6 +115,7 @@ def plan_grids(
         batch_sizes: Broadcasts with the lengths.
     """
     spec = request.spec
+    lengths = replace(lengths, prefill_chunk_tokens=spec.prefill_chunk_tokens)
     ledgers = grid_ledgers(request, lengths.prompt_tokens)
     grids: list[tuple[PlanStrategy, StrategyGrid | Refusal]] = []
     for strategy in request.strategies:

@@ -31,7 +31,9 @@ def footprint_parts(request: PlanRequest, workload: PlanWorkload) -> dict[str, P
     ideal = kv_footprint(shape, tokens, IDEAL, request.stored, encoder_tokens).parts
     if request.spec.paging.kv_cache_dtype in _QUANTIZED:
         return {"ideal": ideal, "transformers": _quantized_parts(request, workload)}
-    dynamic = transformers_kv_bytes(shape, tokens, request.stored.bits, encoder_tokens)
+    if request.stored.bits != request.bits:
+        return {"ideal": ideal, "transformers": None}  # a DynamicCache is in the model's dtype
+    dynamic = transformers_kv_bytes(shape, tokens, request.bits, encoder_tokens)
     return {"ideal": ideal, "transformers": None if dynamic is None else dynamic.parts}
 
 
@@ -47,9 +49,9 @@ def kv_cache_bytes(request: PlanRequest, workload: PlanWorkload) -> KvCacheBytes
 
 
 def _static_bytes(request: PlanRequest, workload: PlanWorkload) -> int | None:
-    if request.spec.paging.kv_cache_dtype in _QUANTIZED:
+    if request.spec.paging.kv_cache_dtype in _QUANTIZED or request.stored.bits != request.bits:
         return None
-    shape, bits = request.model.shape, request.stored.bits
+    shape, bits = request.model.shape, request.bits
     static = static_kv_bytes(shape, workload.cached_tokens, bits, request.spec.encoder_tokens)
     return None if static is None else static.total_bytes
 
@@ -59,8 +61,9 @@ def _quantized_parts(request: PlanRequest, workload: PlanWorkload) -> Parts | No
     paging = request.spec.paging
     spec = _QUANTIZED[paging.kv_cache_dtype]
     if spec.nbits is not None:
-        residual_length = max(1, paging.residual_length)
-        spec = msgspec.structs.replace(spec, q_group_size=paging.q_group_size, residual_length=residual_length)
+        if paging.residual_length == 0:
+            return None  # upstream's cache always has a residual window
+        spec = msgspec.structs.replace(spec, q_group_size=paging.q_group_size, residual_length=paging.residual_length)
     lengths, _ = columns([workload])
     card = session_card(request.model.shape, request.bits, lengths, spec, request.spec.encoder_tokens)
     return None if isinstance(card, str) else {"payload": int(card.device_bytes[0]) + card.device_fixed_bytes}
@@ -69,6 +72,7 @@ def _quantized_parts(request: PlanRequest, workload: PlanWorkload) -> Parts | No
 def layer_rows(request: PlanRequest, workload: PlanWorkload) -> Iterator[LayerRow]:
     """One row for all layers that cache alike."""
     shape = request.model.shape
+    has_whole = footprint_parts(request, workload)["transformers"] is not None
     for group in shape.layer_groups:
         of_group = replace(request.model, shape=msgspec.structs.replace(shape, layer_groups=(group,)))
         parts = footprint_parts(replace(request, model=of_group), workload)
@@ -81,5 +85,5 @@ def layer_rows(request: PlanRequest, workload: PlanWorkload) -> Iterator[LayerRo
             value_head_dim=group.value_head_dim,
             window_tokens=group.window_tokens,
             ideal_bytes=sum((parts["ideal"] or {}).values()),
-            transformers_bytes=None if transformers is None else sum(transformers.values()),
+            transformers_bytes=sum(transformers.values()) if has_whole and transformers is not None else None,
         )

@@ -14,7 +14,7 @@ from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.ledgers import UNLIMITED, pinned_bytes, pinned_sessions
 from offload_eval.bounds.paged import shared_prefix_bytes
 from offload_eval.bounds.partition import rank_shapes
-from offload_eval.bounds.session_card import HostBuffer, Lengths, Refusal
+from offload_eval.bounds.session_card import HostBuffers, Lengths, Refusal
 from offload_eval.core.experiment import StreamedSpec
 from offload_eval.core.plan import Batching, PagingSpec, PartitionSpec, Percentile, PopulationSum, SessionGroup
 from offload_eval.core.shape import ModelShape
@@ -64,8 +64,9 @@ class _Mix:
 
     grown_bytes: Sequence[int]
     shared_bytes: Sequence[int]
-    host_buffers: Sequence[HostBuffer] = ()
-    padding_bytes: int = 0
+    host_buffers: Sequence[HostBuffers] = ()
+    padding_device_bytes: Sequence[int] = ()
+    padding_host_bytes: int = 0
     prefix_saved_bytes: Sequence[int] = ()
 
 
@@ -87,9 +88,10 @@ def _sum(
         sessions=sum(group.sessions for group in groups),
         device_bytes=held_bytes[fullest],
         pinned_bytes=int(pinned_bytes(mix.host_buffers, np.asarray(1))),
-        padding_bytes=mix.padding_bytes,
+        padding_device_bytes=mix.padding_device_bytes[fullest] if mix.padding_device_bytes else 0,
+        padding_host_bytes=mix.padding_host_bytes,
         shared_prefix_saved_bytes=mix.prefix_saved_bytes[fullest] if mix.prefix_saved_bytes else 0,
-        fits=None if mixes is None else mixes >= deployment.partition.data_parallel,
+        fits=None if deployment.ledgers.device_bytes is None else mixes is None or mixes > 0,
         mixes=mixes,
     )
 
@@ -103,7 +105,7 @@ def _lengths(groups: Sequence[SessionGroup], at: str) -> Lengths:
 
 
 def _mixes(mix: _Mix, deployment: Deployment) -> int | None:
-    """Whole populations that fit, over all replicas."""
+    """Whole populations that fit, over all replicas; None without a budget, and where nothing grows with them."""
     ledgers, replicas = deployment.ledgers, deployment.partition.data_parallel
     if ledgers.device_bytes is None:
         return None
@@ -113,7 +115,7 @@ def _mixes(mix: _Mix, deployment: Deployment) -> int | None:
     ]
     if mix.host_buffers and ledgers.host_bytes is not None:
         room.append(int(pinned_sessions(mix.host_buffers, ledgers.host_bytes // replicas)))
-    return min(room) * replicas
+    return None if min(room) == UNLIMITED else min(room) * replicas
 
 
 def _paged_mix(
@@ -125,17 +127,18 @@ def _paged_mix(
         return card
     sessions = np.array([group.sessions for group in groups], np.int64)
     beams = np.array([group.beams for group in groups], np.int64)
-    prefixes = np.array([group.shared_prefix_tokens for group in groups], np.int64)
+    # Every session computes the last token of its prompt anew; beams are copies of one.
+    prefixes = np.minimum([group.shared_prefix_tokens for group in groups], lengths.prompt_tokens - 1)
     partition = deployment.partition
     grown, shared, saved = [], [], []
     stages = rank_shapes(deployment.shape, partition.tensor_parallel, partition.pipeline_parallel)
     for stage, rank in zip(stages, card.stages, strict=True):
-        prompt_bytes = shared_prefix_bytes(stage, deployment.bits, lengths.prompt_tokens, strategy)
-        prefix_bytes = shared_prefix_bytes(stage, deployment.bits, prefixes, strategy)
+        prompt_bytes = shared_prefix_bytes(stage, deployment.bits, lengths.prompt_tokens, lengths, strategy)
+        prefix_bytes = shared_prefix_bytes(stage, deployment.bits, prefixes, lengths, strategy)
         session_bytes = rank.device_peak_bytes + (beams - 1) * (rank.device_peak_bytes - prompt_bytes)
-        grown.append(int(np.sum(sessions * (session_bytes - prefix_bytes))))
+        grown.append(_total(sessions, session_bytes - prefix_bytes))
         shared.append(int(np.sum(prefix_bytes)))
-        saved.append(int(np.sum((sessions - 1) * prefix_bytes)))
+        saved.append(_total(sessions - 1, prefix_bytes))
     return _Mix(grown_bytes=grown, shared_bytes=shared, prefix_saved_bytes=saved)
 
 
@@ -157,22 +160,31 @@ def _batched_mix(
         padded = deployment.card(strategy, longest)
         assert not isinstance(padded, str), "a card exists at every length or at none"
         batch_rows, batches = rows.sum(keepdims=True), padded
+    grown = _rank_bytes(batches, batch_rows)
+    without_padding = _rank_bytes(unpadded, rows)
     return _Mix(
-        grown_bytes=[int(np.sum(batch_rows * rank.device_peak_bytes)) for rank in batches.stages],
+        grown_bytes=grown,
         shared_bytes=[rank.device_fixed_bytes * len(batch_rows) for rank in batches.stages],
         host_buffers=_batch_buffers(batches, batch_rows),
-        padding_bytes=_held_bytes(batches, batch_rows) - _held_bytes(unpadded, rows),
+        padding_device_bytes=[padded - used for padded, used in zip(grown, without_padding, strict=True)],
+        padding_host_bytes=_total(batch_rows, batches.host_bytes) - _total(rows, unpadded.host_bytes),
     )
 
 
-def _batch_buffers(card: ReplicaCard, batch_rows: Counts) -> list[HostBuffer]:
+def _rank_bytes(card: ReplicaCard, rows: Counts) -> list[int]:
+    """What rows take on a rank of each stage."""
+    return [_total(rows, rank.device_peak_bytes) for rank in card.stages]
+
+
+def _total(rows: Counts, bytes_per_row: Counts) -> int:
+    """In Python's integers: a population has no largest size."""
+    return sum(int(count) * int(size) for count, size in zip(rows, bytes_per_row, strict=True))
+
+
+def _batch_buffers(card: ReplicaCard, batch_rows: Counts) -> list[HostBuffers]:
     """Each batch has buffers of its own."""
     return [
-        (count, size[batch] * batch_rows[batch])
-        for count, size in card.host_buffers
+        HostBuffers(count=each.count, bytes=each.bytes[batch] * batch_rows[batch])
+        for each in card.host_buffers
         for batch in range(len(batch_rows))
     ]
-
-
-def _held_bytes(card: ReplicaCard, rows: Counts) -> int:
-    return int(np.sum(rows * (card.device_bytes + card.host_bytes)))

@@ -5,16 +5,23 @@ the transformers view of `bounds/kv_views.py`, at rest. A layer's row is one tok
 kv_heads * (key_head_dim + value_head_dim) values.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+import msgspec
 import numpy as np
 
-from offload_eval.bounds.kv_footprint import transformers_layer_bytes
-from offload_eval.bounds.kv_format import FP8_SCALE_BYTES_PER_LAYER
-from offload_eval.bounds.kv_views import Counts, as_transformers
+from offload_eval.bounds.kv_footprint import kv_total, layer_total
+from offload_eval.bounds.kv_format import FP8_SCALE_BYTES_PER_LAYER, KvFormat, plain_format
+from offload_eval.bounds.kv_views import (
+    TRANSFORMERS,
+    TRANSFORMERS_PREFILLED,
+    TRANSFORMERS_STATIC,
+    Counts,
+    as_transformers,
+)
 from offload_eval.core.experiment import (
     DynamicSpec,
     OffloadedSpec,
@@ -39,6 +46,8 @@ class Lengths:
     prompt_tokens: Counts
     output_tokens: Counts
     """0 asks for the prompt alone."""
+    prefill_chunk_tokens: int | None = None
+    """Prompt tokens prefilled at once; None: the whole prompt."""
 
     @property
     def steps(self) -> Counts:
@@ -58,9 +67,15 @@ def workload_lengths(workload: Workload) -> Lengths:
 
 Refusal = str
 """Why a strategy has no card for a model."""
-HostBuffer = tuple[int, Counts]
-"""How many buffers of pinned memory of this size, and the bytes of one for one session. Sessions of a batch share
-each buffer, which grows with them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostBuffers:
+    """Buffers of pinned memory that are alike. Sessions of a batch share each buffer, which grows with them."""
+
+    count: int
+    bytes: Counts
+    """Of one buffer for one session when the last token is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +85,11 @@ class SessionCard:
     device_bytes: Counts
     """On the device when the last token is computed."""
     device_peak_bytes: Counts
-    """The most on the device, at rest, from the end of the prefill to the last token."""
+    """The most that the strategy's tensors take on the device from the end of the prefill to the last token. Of the
+    in-GPU caches what is alive between two steps; of the others with what they need inside one."""
     device_fixed_bytes: int = 0
     """On the device, however many sessions there are."""
-    host_buffers: tuple[HostBuffer, ...] = ()
+    host_buffers: tuple[HostBuffers, ...] = ()
     host_bytes: Counts
     h2d_bytes: Counts
     """To the device for the last decode step."""
@@ -112,6 +128,7 @@ class _Layers:
         self.bits = bits
         self.encoder_tokens = encoder_tokens
         self.groups = tuple(map(as_transformers, shape.layer_groups))
+        self.order = shape.order
         indexed = any(group.indexer_head_dim for group in self.groups)
         kinds = ("full",) if indexed else ("full", "latent")
         self.plain = tuple(group for group in self.groups if group.cache in kinds and group.state is None)
@@ -130,7 +147,31 @@ class _Layers:
 
     def layer_bytes(self, group: LayerGroup, tokens: Counts) -> Counts:
         """The payload of one layer of a group."""
-        return transformers_layer_bytes(group, tokens, self.bits, self.encoder_tokens)
+        return layer_total(group, tokens, TRANSFORMERS, plain_format(self.bits), self.encoder_tokens)
+
+    def peak_bytes(self, groups: tuple[LayerGroup, ...], lengths: Lengths) -> Counts:
+        """The most that is alive of these groups between two steps, from the end of the prefill on."""
+        stored = plain_format(self.bits)
+        alive = kv_total(groups, lengths.cached_tokens, TRANSFORMERS_STATIC, stored, self.encoder_tokens)
+        peak_bytes = np.maximum(alive, self._prefilled_bytes(groups, lengths, stored))
+        for ratio in {group.compression.ratio_tokens for group in groups if group.compression}:
+            # A compressor holds most just before it closes a stretch of tokens.
+            before_close = (lengths.cached_tokens + 1) // ratio * ratio - 1
+            was_alive = kv_total(groups, np.maximum(before_close, 0), TRANSFORMERS_STATIC, stored)
+            peak_bytes = np.maximum(peak_bytes, np.where(before_close >= lengths.prompt_tokens, was_alive, 0))
+        return peak_bytes
+
+    def _prefilled_bytes(self, groups: tuple[LayerGroup, ...], lengths: Lengths, stored: KvFormat) -> Counts:
+        """At the end of the prefill a windowed layer still has the rows of its last chunk, and those before it."""
+        total = np.zeros_like(lengths.prompt_tokens)
+        for group in groups:
+            view, tokens = TRANSFORMERS_PREFILLED, lengths.prompt_tokens
+            if group.window_tokens is not None and lengths.prefill_chunk_tokens is not None:
+                tokens = np.minimum(tokens, group.window_tokens - 1 + lengths.prefill_chunk_tokens)
+            if group.compression is not None:
+                view = TRANSFORMERS_STATIC  # its rows and entries are cut apart: what a prefill keeps is not modelled
+            total = total + kv_total((group,), tokens, view, stored, self.encoder_tokens)
+        return total
 
 
 def _row_values(group: LayerGroup) -> int:
@@ -146,7 +187,7 @@ def _dynamic(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard 
     nothing = np.zeros_like(held_bytes)
     return SessionCard(
         device_bytes=held_bytes,
-        device_peak_bytes=_compressor_peak_bytes(layers, lengths, held_bytes),
+        device_peak_bytes=layers.peak_bytes(layers.groups, lengths),
         host_bytes=nothing,
         h2d_bytes=nothing,
         d2h_bytes=nothing,
@@ -155,19 +196,14 @@ def _dynamic(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard 
     )
 
 
-def _compressor_peak_bytes(layers: _Layers, lengths: Lengths, end_bytes: Counts) -> Counts:
-    """The most at rest: a compressor holds most just before it closes a stretch of tokens."""
-    peak_bytes = end_bytes
-    for ratio in {group.compression.ratio_tokens for group in layers.groups if group.compression}:
-        before_close = (lengths.cached_tokens + 1) // ratio * ratio - 1
-        was_held = layers.held_bytes(layers.groups, np.maximum(before_close, 0))
-        peak_bytes = np.maximum(peak_bytes, np.where(before_close >= lengths.prompt_tokens, was_held, 0))
-    return peak_bytes
-
-
 def _other_layers(layers: _Layers) -> tuple[str, ...]:
     kinds = _kinds(tuple(group for group in layers.others if group.cache not in ("none", "shared")))
-    return (f"{kinds} layers are counted at rest; a prefill may hold more for a while.",) if kinds else ()
+    if not kinds:
+        return ()
+    return (
+        f"{kinds} layers: from the end of a prefill to the next step, windows are views of the whole prompt's keys "
+        "and values; what a prefill holds inside a step is not counted.",
+    )
 
 
 def _kinds(groups: tuple[LayerGroup, ...]) -> str:
@@ -178,45 +214,54 @@ def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCar
     with_state = tuple(group for group in layers.groups if group.state or group.compression)
     if with_state:
         return f"how upstream moves {_kinds(with_state)} layers is not modelled"
+    if any(group.cache == "cross" for group in layers.groups):
+        return "transformers' offloading leaves cross-attention on the host"
     tokens = lengths.cached_tokens
     held_bytes = layers.held_bytes(layers.groups, tokens)
     layers_on_device, device_bytes = _offloaded_device_bytes(layers, tokens)
+    with_step = lengths.steps > 0
     return SessionCard(
         device_bytes=device_bytes,
         device_peak_bytes=device_bytes,
         host_bytes=held_bytes,
         host_buffers=tuple(_keys_and_values(layers, tokens)),
-        h2d_bytes=layers.held_bytes(layers.groups, tokens - 1),
-        d2h_bytes=held_bytes,
+        h2d_bytes=np.where(with_step, layers.held_bytes(layers.groups, tokens - 1), 0),
+        d2h_bytes=np.where(with_step, held_bytes, 0),
         assumptions=(
             f"{layers_on_device:g} layers' KV are on the device; each layer crosses the link whole, both ways.",
+            "Smaller pinned blocks that a growing buffer leaves behind in torch's allocator are not counted.",
             *_other_layers(layers),
         ),
         source="transformers 5.24, cache_utils.Cache.update",
     )
 
 
-def _keys_and_values(layers: _Layers, tokens: Counts) -> list[HostBuffer]:
-    """One buffer for the keys of a layer and one for its values."""
-    buffers = []
+def _keys_and_values(layers: _Layers, tokens: Counts) -> Iterator[HostBuffers]:
+    """One buffer for the keys of a layer, one for its values, one for its indexer's keys."""
     for group in layers.groups:
-        layer_bytes = layers.layer_bytes(group, tokens)
-        key_bytes = layer_bytes * group.key_head_dim // max(1, group.key_head_dim + group.value_head_dim)
-        buffers += [(group.count, key_bytes), (group.count, layer_bytes - key_bytes)]
-    return buffers
+        without_indexer = msgspec.structs.replace(group, indexer_head_dim=0)
+        rows_bytes = layers.layer_bytes(without_indexer, tokens)
+        key_bytes = rows_bytes * group.key_head_dim // max(1, group.key_head_dim + group.value_head_dim)
+        indexer_bytes = layers.layer_bytes(group, tokens) - rows_bytes
+        for size in (key_bytes, rows_bytes - key_bytes, indexer_bytes):
+            if np.any(size):
+                yield HostBuffers(count=group.count, bytes=size)
 
 
 def _offloaded_device_bytes(layers: _Layers, tokens: Counts) -> tuple[float, Counts]:
-    """Layers on the device at once, and their bytes: the widest one and a half times, the others the narrowest.
+    """Layers on the device at once, and their bytes: one and a half times the layer in use, and the one after it.
 
-    Layers that hold nothing are not counted. Where layers differ this is the least they can be, whatever their order.
+    Layers that hold nothing are passed over; after the last layer comes the first.
     """
-    holding = [group for group in layers.groups if _row_values(group) and group.cache not in ("shared", "none")]
-    on_device = min(UPSTREAM_OFFLOADED_LAYERS, _count(tuple(holding)) + Fraction(1, 2))
-    sizes = [layers.layer_bytes(group, tokens) for group in holding] or [np.zeros_like(tokens)]
-    in_use = min(Fraction(3, 2), on_device)
-    halves = int(2 * in_use) * np.maximum.reduce(sizes) + int(2 * (on_device - in_use)) * np.minimum.reduce(sizes)
-    return float(on_device), -(-halves // 2)
+    sizes = [layers.layer_bytes(group, tokens) for group in layers.groups]
+    holding = [index for index in layers.order if _row_values(layers.groups[index])]
+    if not holding:
+        return 0.0, np.zeros_like(tokens)
+    if len(holding) == 1:
+        return 1.5, -(-3 * sizes[holding[0]] // 2)
+    pairs = set(zip(holding, [*holding[1:], holding[0]], strict=True))
+    halves: Counts = np.maximum.reduce([3 * sizes[in_use] + 2 * sizes[after] for in_use, after in pairs])
+    return float(UPSTREAM_OFFLOADED_LAYERS), -(-halves // 2)
 
 
 def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | Refusal:
@@ -228,15 +273,16 @@ def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> Sess
         return "layers of different rows cannot share a scratch" if rows else "no layer of full attention to stream"
     tokens = lengths.cached_tokens
     slots = min(strategy.prefetch_layers + 1, layers.count)
-    device_bytes = slots * tokens * layers.widest_row_bytes + layers.held_bytes(layers.others, tokens)
+    scratch_bytes = slots * tokens * layers.widest_row_bytes
+    with_step = lengths.steps > 0
     resident = (f"{_count(layers.others)} layers without full attention stay on the device.",)
     return SessionCard(
-        device_bytes=device_bytes,
-        device_peak_bytes=device_bytes,
+        device_bytes=scratch_bytes + layers.held_bytes(layers.others, tokens),
+        device_peak_bytes=scratch_bytes + layers.peak_bytes(layers.others, lengths),
         host_bytes=tokens * layers.bytes_a_token,
-        host_buffers=((layers.count, tokens * layers.widest_row_bytes),),
-        h2d_bytes=(tokens - 1) * layers.bytes_a_token,
-        d2h_bytes=np.full_like(tokens, layers.bytes_a_token),
+        host_buffers=(HostBuffers(count=layers.count, bytes=tokens * layers.widest_row_bytes),),
+        h2d_bytes=np.where(with_step, (tokens - 1) * layers.bytes_a_token, 0),
+        d2h_bytes=np.where(with_step, layers.bytes_a_token, 0),
         assumptions=(
             f"{slots} scratch layers are on the device; only new tokens are written back.",
             *(resident if layers.others else ()),
@@ -292,9 +338,20 @@ def _groupwise(layers: _Layers, lengths: Lengths, strategy: QuantizedSpec) -> Se
         assumptions=(
             f"{float(bits):g} bits a quantized value, scale and zero point included; the newest tokens, up to "
             f"{residual_length - 1}, are unquantized until the next flush.",
+            *_uneven_groups(layers, options["q_group_size"]),
         ),
         source="transformers 5.24, cache_utils.QuantizedLayer",
     )
+
+
+def _uneven_groups(layers: _Layers, group_size: int) -> tuple[str, ...]:
+    if all(group.kv_heads * dim % group_size == 0 for group in layers.plain for dim in _head_dims(group)):
+        return ()
+    return (f"Lengths at which groups of {group_size} do not divide a layer's values are refused when they are run.",)
+
+
+def _head_dims(group: LayerGroup) -> tuple[int, int]:
+    return group.key_head_dim, group.value_head_dim
 
 
 def quantized_bits_per_value(nbits: int, group_size: int, value_bits: int) -> Fraction:

@@ -11,13 +11,17 @@ PIPE_CLOSED: Final = 141
 """Exit code when the reader of standard output went away, as a shell shows it for any tool."""
 
 
+def hush_standard_output() -> None:
+    """The interpreter flushes standard output once more at exit, and would complain of a reader that has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _PipeConsole(Console):
     """Ends the process quietly when its reader has gone, as in `offload-eval report DIR | head`."""
 
     def on_broken_pipe(self) -> NoReturn:
         self.quiet = True
-        # The interpreter flushes standard output once more at exit, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        hush_standard_output()
         raise SystemExit(PIPE_CLOSED)
 
 

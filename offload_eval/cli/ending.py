@@ -17,6 +17,11 @@ def end(body: Callable[[], int]) -> NoReturn:
 
         print_error(str(error))
         code = error.exit_code
+    except BrokenPipeError:
+        from offload_eval.cli.console import PIPE_CLOSED, hush_standard_output
+
+        hush_standard_output()
+        code = PIPE_CLOSED
     except OSError as error:
         from offload_eval.cli.console import print_error
 

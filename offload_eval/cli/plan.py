@@ -12,14 +12,15 @@ from rich.table import Table
 from offload_eval.bounds.plan import make_plan
 from offload_eval.bounds.plan_cells import plan_cells
 from offload_eval.bounds.plan_request import PlanRequest
-from offload_eval.cli.console import print_json, result_console
+from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.plan_inputs import plan_request
-from offload_eval.errors import ExitCode, InputError
+from offload_eval.errors import ExitCode, InputError, UnableError
 from offload_eval.reporting.plan_csv import write_plan_csv
 from offload_eval.reporting.plan_text import render_plan
 from offload_eval.store.model_config import load_model_config, preset_names
 
-_MOST_CELLS_SHOWN: Final = 20_000
+_MOST_CELLS_SHOWN: Final = 100_000
+_MOST_CELLS_PRINTED: Final = 2_000
 
 
 def plan_command(
@@ -39,14 +40,19 @@ def plan_command(
         InputError: The file, an option or the model's config is wrong.
         UnknownModelStructureError: The arithmetic does not know the model's structure.
     """
+    if csv_path is not None and not str(csv_path).strip("."):
+        raise InputError("--csv: '' is not allowed; allowed: a file, or - for standard output")
+    if csv_path is not None and experiment is not None and csv_path.resolve() == experiment.resolve():
+        raise InputError(f"--csv {csv_path}: is the experiment itself; choose another file")
     if csv_path is not None and json_output:
         raise InputError("--csv and --json are two forms of one answer; give one of them")
     request = plan_request(experiment, model, counts, strategies, options, overrides)
     num_cells = len(request.workloads) * len(request.strategies)
+    most_shown = _MOST_CELLS_SHOWN if json_output else _MOST_CELLS_PRINTED
     if csv_path is not None:
         _write_csv(csv_path, request)
-    elif num_cells > _MOST_CELLS_SHOWN:
-        raise InputError(f"{num_cells:,} cells are too many to show; allowed: {_MOST_CELLS_SHOWN:,}, or --csv FILE")
+    elif num_cells > most_shown:
+        raise InputError(f"{num_cells:,} cells are too many to show; allowed: {most_shown:,}, or --csv FILE")
     elif json_output:
         print_json(msgspec.json.encode(make_plan(request)).decode())
     else:
@@ -81,12 +87,18 @@ def show_presets(*, json_output: bool) -> int:
 
 
 def _write_csv(path: Path, request: PlanRequest) -> None:
+    """Computes before it opens anything, so that a refusal costs no file."""
+    cells = plan_cells(request)
     if str(path) == "-":
-        write_plan_csv(sys.stdout, plan_cells(request))
+        write_plan_csv(sys.stdout, cells)
         return
     try:
         file = path.open("w", newline="", encoding="utf-8")
     except OSError as error:
         raise InputError(f"--csv {path}: cannot be written: {error.strerror}") from error
-    with file:
-        write_plan_csv(file, plan_cells(request))
+    try:
+        with file:
+            num_cells = write_plan_csv(file, cells)
+    except OSError as error:
+        raise UnableError(f"--csv {path}: cannot be written: {error.strerror}") from error
+    progress_console().out(f"{num_cells:,} cells: {path}", highlight=False)

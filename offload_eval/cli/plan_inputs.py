@@ -1,8 +1,6 @@
 """From what was typed to what is asked: an experiment file, options that replace its values, a grid of lengths."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,9 +8,11 @@ from msgspec.structs import replace
 
 from offload_eval.bounds.grid import PlanStrategy
 from offload_eval.bounds.model_shape import model_shape
-from offload_eval.bounds.plan_request import PlanModel, PlanRequest, PlanWorkload
+from offload_eval.bounds.partition import rank_shapes
+from offload_eval.bounds.plan_request import PlanModel, PlanRequest
+from offload_eval.cli.plan_lengths import plan_workloads
 from offload_eval.cli.plan_options import EXPERIMENT_PLACES
-from offload_eval.core.experiment import Experiment
+from offload_eval.core.experiment import BITS_PER_VALUE, BudgetSpec, Experiment
 from offload_eval.errors import InputError, OffloadEvalError
 from offload_eval.store.experiment_file import build_for_plan, load_for_plan
 from offload_eval.store.model_config import load_model_config
@@ -20,9 +20,9 @@ from offload_eval.store.origin import Origin, Override
 from offload_eval.store.strategy_text import DEFAULT_STRATEGIES, parse_strategies
 from offload_eval.units import GIB
 
-_RANGE: Final = re.compile(r"(\d+):(\d+):(\d+)")
-_LIMITS: Final = {"prompt_tokens": (1, 2**24), "output_tokens": (0, 2**24), "batch_size": (1, 65_536)}
 _BUDGET: Final = ("weights_gib", "runtime_gib", "reserve_gib", "activations_gib", "estimate_activations")
+_COMMAND_LINE: Final = Path("command line")
+"""Stands for the file's name in refusals of options, where there is no file."""
 
 
 def plan_request(
@@ -48,38 +48,89 @@ def plan_request(
         UnknownModelStructureError: The arithmetic does not know the model's structure.
     """
     changes = [_override(name, value) for name, value in options.items()]
+    if model is not None and not model.strip():
+        raise InputError("--model: '' is not allowed; allowed: a config.json, a folder or a preset")
     if experiment is None:
         _check_options(model, counts, overrides)
-        asked = build_for_plan({}, Origin(file=Path("options"), overrides=changes))
-        given: Collection[str] = ()
+        asked, given = build_for_plan({}, Origin(file=_COMMAND_LINE, overrides=changes)), set[str]()
     else:
         asked, given = load_for_plan(experiment, overrides, changes)
-    if model is None and "model" not in given:
-        raise InputError(f"{experiment}: model: required, and missing; state it there, or give --model")
-    found = _model(model or asked.model.location, asked.model.dtype)
-    budget = asked.budget if "budget" in given or "vram_gib" in options else None
-    useless = next((name for name in _BUDGET if name in options), None)
-    if budget is None and useless is not None:
-        raise InputError(f"--{useless.replace('_', '-')} needs --vram-gib: without a budget nothing is admitted")
-    if budget is not None and model is not None and "weights_gib" not in options:
-        budget = replace(budget, weights_bytes=None)
-    if budget is not None and budget.weights_bytes is None and found.weights_bytes is None:
-        raise InputError(
-            f"{found.name}: the bytes of its weights are not known from a config.json; give --weights-gib, "
-            "budget.weights_bytes in the experiment, or a folder with the weights"
-        )
-    if asked.plan.estimate_activations and found.shape.intermediate_size is None:
-        raise InputError(
-            f"{found.name}: activations cannot be estimated, its config has no dense MLP; state them with "
-            "--activations-gib or plan.activations_bytes"
-        )
-    return PlanRequest(
-        model=found,
-        budget=budget,
-        workloads=_workloads(counts, asked, given, experiment),
+    request = PlanRequest(
+        model=_find_model(experiment, model, asked, given),
+        budget=_budget(model, asked, given, options),
+        workloads=plan_workloads(counts, asked, given, experiment),
         strategies=_strategies(strategies, asked, given),
         spec=asked.plan,
     )
+    _check_request(request)
+    return request
+
+
+def _find_model(experiment: Path | None, model: str | None, asked: Experiment, given: Collection[str]) -> PlanModel:
+    if model is not None:
+        return _read_model(model, None, asked.model.dtype)
+    if experiment is None or "model" not in given:
+        raise InputError(f"{experiment}: model: required, and missing; state it there, or give --model")
+    return _read_model(asked.model.location, experiment.parent, asked.model.dtype)
+
+
+def _read_model(location: str, relative_to: Path | None, dtype: str) -> PlanModel:
+    found = load_model_config(location, relative_to, BITS_PER_VALUE[dtype])
+    try:
+        shape = model_shape(found.config)
+    except OffloadEvalError as error:
+        raise type(error)(f"{found.origin}: {error}") from error
+    return PlanModel(
+        name=found.name,
+        source=found.source,
+        shape=shape,
+        weights_bytes=found.weights_bytes,
+        weights_source=found.weights_source or "stated",
+        dtype=dtype,
+    )
+
+
+def _budget(
+    model: str | None, asked: Experiment, given: Collection[str], options: Mapping[str, Any]
+) -> BudgetSpec | None:
+    """The experiment's, or that of the options. Weights that a file states are its own model's."""
+    if "budget" not in given and "vram_gib" not in options:
+        useless = next((name for name in _BUDGET if name in options), None)
+        if useless is not None:
+            raise InputError(f"--{useless.replace('_', '-')} needs --vram-gib: without a budget nothing is admitted")
+        return None
+    if model is not None and "weights_gib" not in options:
+        return replace(asked.budget, weights_bytes=None)
+    return asked.budget
+
+
+def _check_request(request: PlanRequest) -> None:
+    """What can be told of a request only once its model is known.
+
+    Raises:
+        InputError: The message names the model and the option.
+    """
+    model, spec = request.model, request.spec
+    if request.budget is not None and request.budget.weights_bytes is None and model.weights_bytes is None:
+        raise InputError(
+            f"{model.name}: the bytes of its weights are not known from a config.json; give --weights-gib, "
+            "budget.weights_bytes in the experiment, or a folder with the weights"
+        )
+    if spec.estimate_activations and model.shape.gated_mlp_size is None:
+        raise InputError(
+            f"{model.name}: activations are estimated for dense gated MLPs alone, which {model.shape.model_type!r} is "
+            "not known to have; state them with --activations-gib or plan.activations_bytes"
+        )
+    if spec.encoder_tokens is not None and not any(group.cache == "cross" for group in model.shape.layer_groups):
+        raise InputError(f"{model.name}: has no cross-attention; leave --encoder-tokens, or plan.encoder_tokens, out")
+    try:
+        rank_shapes(model.shape, spec.partition.tensor_parallel, spec.partition.pipeline_parallel)
+    except InputError as error:
+        raise InputError(f"{model.name}: --pp, or plan.partition.{error}") from error
+    labels = [strategy.label for strategy in request.strategies]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise InputError(f"two strategies have the label {twice!r}; give one of them another name")
 
 
 def _override(name: str, value: Any) -> Override:
@@ -99,88 +150,6 @@ def _check_options(model: str | None, counts: Mapping[str, str | None], override
         raise InputError("--model needs --prompt-tokens, and takes --output-tokens and --batch-size")
     if overrides:
         raise InputError(f"--set {overrides[0]}: needs an experiment file")
-
-
-def _model(location: str, dtype: str) -> PlanModel:
-    found = load_model_config(location)
-    try:
-        shape = model_shape(found.config)
-    except OffloadEvalError as error:
-        raise type(error)(f"{found.origin}: {error}") from error
-    return PlanModel(
-        name=found.name,
-        source=found.source,
-        shape=shape,
-        weights_bytes=found.weights_bytes,
-        weights_source=found.weights_source or "stated",
-        dtype=dtype,
-    )
-
-
-def _workloads(
-    counts: Mapping[str, str | None], asked: Experiment, given: Collection[str], file: Path | None
-) -> list[PlanWorkload]:
-    """The grid of what was typed, else the experiment's workloads, else its population's groups."""
-    if any(counts.values()):
-        defaults = {"prompt_tokens": None, "output_tokens": 0, "batch_size": 1}
-        if "workloads" in given:
-            defaults = {name: getattr(asked.workloads[0], name) for name in counts}
-        return _grid({name: _read_counts(name, text) if text else [defaults[name]] for name, text in counts.items()})
-    if "workloads" in given:
-        return [
-            PlanWorkload(
-                name=workload.label,
-                prompt_tokens=workload.prompt_tokens,
-                output_tokens=workload.output_tokens,
-                batch_size=workload.batch_size,
-            )
-            for workload in asked.workloads
-        ]
-    if not asked.plan.population:
-        raise InputError(f"{file}: no lengths: state workloads or plan.population, or give --prompt-tokens")
-    return [
-        PlanWorkload(
-            name=group.name,
-            prompt_tokens=group.prompt_tokens,
-            output_tokens=group.max_new_tokens,
-            batch_size=group.sessions * group.beams,
-        )
-        for group in asked.plan.population
-    ]
-
-
-def _grid(lists: Mapping[str, Sequence[int | None]]) -> list[PlanWorkload]:
-    prompts = [prompt for prompt in lists["prompt_tokens"] if prompt is not None]
-    if not prompts:
-        raise InputError("--output-tokens and --batch-size need --prompt-tokens, or an experiment with workloads")
-    return [
-        PlanWorkload(
-            name=f"b{batch}-p{prompt}-o{output}",
-            prompt_tokens=prompt,
-            output_tokens=output or 0,
-            batch_size=batch or 1,
-        )
-        for prompt, output, batch in product(prompts, lists["output_tokens"], lists["batch_size"])
-    ]
-
-
-def _read_counts(name: str, text: str) -> list[int]:
-    option = f"--{name.replace('_', '-')}"
-    low, high = _LIMITS[name]
-    form = f"integers from {low:,} to {high:,}: one, a list as in 1024,4096, or START:STOP:STEP, both ends included"
-    values: list[int] = []
-    for piece in text.split(","):
-        match = _RANGE.fullmatch(piece.strip())
-        if match is not None and int(match[3]) > 0 and int(match[1]) <= int(match[2]) <= high:
-            values += range(int(match[1]), int(match[2]) + 1, int(match[3]))
-        elif piece.strip().isascii() and piece.strip().isdecimal() and len(piece.strip()) < 12:
-            values.append(int(piece))
-        else:
-            raise InputError(f"{option} {text}: {piece!r} is not allowed; allowed: {form}")
-    wrong = next((value for value in values if not low <= value <= high), None)
-    if wrong is not None:
-        raise InputError(f"{option} {text}: {wrong} is not allowed; allowed: {form}")
-    return values
 
 
 def _strategies(typed: Sequence[str], asked: Experiment, given: Collection[str]) -> list[PlanStrategy]:

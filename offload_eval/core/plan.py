@@ -8,6 +8,8 @@ from msgspec import Meta
 from offload_eval.core.base import Name, NonNegativeInt, PositiveInt, Strict
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**24)]
+RankCount = Annotated[int, Meta(ge=1, le=65_536)]
+GroupSize = Annotated[int, Meta(ge=1, le=65_536)]
 KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8", "int8", "int4", "int2"]
 Percentile = Literal["p50", "p90", "p95", "p99"]
 Batching = Literal["one", "group"]
@@ -28,7 +30,7 @@ class SessionGroup(Strict, frozen=True, kw_only=True):
     """Sessions alike in a population."""
 
     name: Name
-    sessions: PositiveInt
+    sessions: Annotated[int, Meta(ge=1, le=1_000_000)]
     prompt_tokens: Annotated[int, Meta(ge=1, le=2**24)]
     max_new_tokens: Annotated[int, Meta(ge=1, le=2**24)]
     """The cap on generation: what admission has to count with."""
@@ -44,9 +46,9 @@ class PagingSpec(Strict, frozen=True, kw_only=True):
     block_tokens: Annotated[int, Meta(ge=1, le=2**20)] = 16
     kv_cache_dtype: KvCacheDtype = "auto"
     """auto: the model's dtype."""
-    q_group_size: PositiveInt = 64
+    q_group_size: GroupSize = 64
     """Values with one scale and one zero point; the integer formats'."""
-    residual_length: NonNegativeInt = 128
+    residual_length: TokenCount = 128
     """Newest tokens that stay unquantized; the integer formats'."""
 
     @property
@@ -58,9 +60,9 @@ class PagingSpec(Strict, frozen=True, kw_only=True):
 class PartitionSpec(Strict, frozen=True, kw_only=True):
     """How the model is spread over devices; the budget is one device's."""
 
-    tensor_parallel: PositiveInt = 1
-    pipeline_parallel: PositiveInt = 1
-    data_parallel: PositiveInt = 1
+    tensor_parallel: RankCount = 1
+    pipeline_parallel: RankCount = 1
+    data_parallel: RankCount = 1
     """Whole replicas."""
 
 
@@ -68,9 +70,9 @@ class HostSpec(Strict, frozen=True, kw_only=True):
     """The host ledger of the machine that all devices are in."""
 
     memory_bytes: PositiveInt | None = None
-    """RAM. None: the host ledger is not checked."""
+    """RAM; None: not stated."""
     limit_bytes: PositiveInt | None = None
-    """Limit of the control group or pod; None: there is none."""
+    """Limit of the control group or pod; None: not stated. With neither, the host ledger limits nothing."""
     reserve_bytes: NonNegativeInt = 0
     """For everything on the host that is not pinned KV."""
 
@@ -105,7 +107,7 @@ class PlanSpec(Strict, frozen=True, kw_only=True):
     """Take them from the closed form of `bounds/activations.py` instead."""
     prefill_chunk_tokens: PositiveInt | None = None
     """Prompt tokens an engine prefills at once; None: a whole prompt. The activation estimate's."""
-    encoder_tokens: NonNegativeInt | None = None
+    encoder_tokens: TokenCount | None = None
     """Tokens that cross-attention reads; None: the model's fixed count, or else the cached tokens."""
     paging: PagingSpec = msgspec.field(default_factory=PagingSpec)
     partition: PartitionSpec = msgspec.field(default_factory=PartitionSpec)
@@ -156,6 +158,9 @@ class DeviceLedger(Strict, frozen=True, kw_only=True):
     budget_bytes: int
     weights_bytes: int
     activations_bytes: int
+    """Stated, or estimated for `prefill_tokens`."""
+    prefill_tokens: int | None
+    """Prompt tokens prefilled at once, of which activations were estimated; None where they were not."""
     runtime_bytes: int
     reserve_bytes: int
     kv_bytes: int
@@ -210,7 +215,7 @@ class LongRequest(Strict, frozen=True, kw_only=True):
     limited_by: LimitedBy
     outcome: Literal["refused", "queued", "suggested"]
     fitting_prompt_tokens: int | None = None
-    """The longest prompt with the same generation that would be admitted; None: no prompt is short enough."""
+    """The longest prompt with the same generation that the first strategy would admit; None: none is short enough."""
 
 
 class LongestSession(Strict, frozen=True, kw_only=True):
@@ -231,8 +236,10 @@ class PopulationSum(Strict, frozen=True, kw_only=True):
     device_bytes: int
     """Of one rank."""
     pinned_bytes: int
-    padding_bytes: int
-    """Part of the cache that is left padding of one batch."""
+    padding_device_bytes: int
+    """Part of the device bytes that rows shorter than their batch's longest prompt and generation do not use."""
+    padding_host_bytes: int
+    """The same of the host bytes, before they are rounded up."""
     shared_prefix_saved_bytes: int
     """Device bytes that shared prefixes saved."""
     fits: bool | None
@@ -271,10 +278,15 @@ class Plan(Strict, frozen=True, kw_only=True):
     """Prefill of one session of the first workload; None where the closed form does not cover the model."""
     device: DeviceLedger | None = None
     host: HostLedger
+    strategy: str
+    """Whose admission is given: the first of the strategies that the model's layers support."""
     admission: Admission | None = None
+    """None without a budget, and where no strategy is supported."""
     cells: tuple[PlanCell, ...]
     longest_sessions: tuple[LongestSession, ...] = ()
     """By strategy; empty without a budget."""
     long_requests: tuple[LongRequest, ...] = ()
     population: tuple[PopulationCell, ...] = ()
+    population_device: DeviceLedger | None = None
+    """The ledger that the population is held against: activations are of its longest prompt."""
     assumptions: tuple[str, ...]

@@ -93,11 +93,18 @@ class ModelShape(Strict, frozen=True, kw_only=True):
     vocab_size: int | None = None
     """None where the config does not say; the KV arithmetic does not need it."""
     hidden_size: int
-    intermediate_size: int | None = None
-    """Width of a dense gated MLP; None where the config does not say, and for experts."""
+    gated_mlp_size: int | None = None
+    """Width of every layer's dense gated MLP; None where a family's is otherwise, or not known to be so."""
     max_position_embeddings: int | None = None
     in_transformers: bool = True
     """False: the family's cache class is its own remote code, and only the ideal view exists."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """`layer_order`, or group by group."""
+        return self.layer_order or tuple(
+            index for index, group in enumerate(self.layer_groups) for _ in range(group.count)
+        )
 
 
 class ModelFacts(Strict, frozen=True, kw_only=True):

@@ -27,11 +27,14 @@ _CELL_COLUMNS: Final = (
 _ADMISSION_COLUMNS: Final = ("device_sessions", "host_sessions", "limit", "limited_by")
 
 
-def write_plan_csv(file: IO[str], cells: Iterable[PlanCell]) -> None:
-    """Writes one row a cell; what is not known is empty."""
+def write_plan_csv(file: IO[str], cells: Iterable[PlanCell]) -> int:
+    """Writes one row a cell and returns their count; what is not known is empty."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow((*_CELL_COLUMNS, *_ADMISSION_COLUMNS))
+    num_cells = 0
     for cell in cells:
+        num_cells += 1
         row = [getattr(cell, name) for name in _CELL_COLUMNS]
         admission = cell.admission
         writer.writerow(row + [None if admission is None else getattr(admission, name) for name in _ADMISSION_COLUMNS])
+    return num_cells

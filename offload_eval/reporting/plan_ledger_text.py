@@ -14,7 +14,7 @@ def device_line(ledger: DeviceLedger) -> str:
     """Budget less everything that KV cannot have."""
     parts = [
         ("weights", ledger.weights_bytes),
-        ("activations", ledger.activations_bytes),
+        (_activation_words(ledger), ledger.activations_bytes),
         ("runtime", ledger.runtime_bytes),
         ("reserve", ledger.reserve_bytes),
     ]
@@ -22,6 +22,12 @@ def device_line(ledger: DeviceLedger) -> str:
     short = shortage_bytes(ledger)
     left = f"{format_bytes(short)} short" if short else f"{format_bytes(ledger.kv_bytes)} for KV cache"
     return f"Device ledger, a rank: {format_bytes(ledger.budget_bytes)}{taken} = {left}."
+
+
+def _activation_words(ledger: DeviceLedger) -> str:
+    if ledger.prefill_tokens is None:
+        return "activations"
+    return f"activations (a prefill of {ledger.prefill_tokens:,} tokens)"
 
 
 def host_line(ledger: HostLedger) -> str:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offload_eval.core.plan import Plan, PopulationCell, PopulationSum
+from offload_eval.reporting.plan_ledger_text import device_line
 from offload_eval.units import format_bytes
 
 
@@ -25,6 +26,8 @@ def render_population(plan: Plan) -> Iterator[RenderableType]:
         for each in cell.sums:
             table.add_row(cell.strategy, *_numbers(each))
     yield table
+    if plan.population_device is not None and plan.population_device != plan.device:
+        yield Text(device_line(plan.population_device))
     for cell in plan.population:
         yield from _remarks(cell)
 
@@ -45,9 +48,12 @@ def _remarks(cell: PopulationCell) -> Iterator[Text]:
         yield Text(f"{cell.strategy}: {cell.refusal}")
         return
     caps = cell.sums[0]
-    if caps.padding_bytes:
-        padding = f"{format_bytes(caps.padding_bytes)} of its cache are left padding at the caps"
-        yield Text(f"{cell.strategy}: {padding}; batching: group makes a batch for each group.")
+    if caps.padding_device_bytes or caps.padding_host_bytes:
+        sizes = ((caps.padding_device_bytes, "the device"), (caps.padding_host_bytes, "the host"))
+        padding = " and ".join(f"{format_bytes(size)} on {where}" for size, where in sizes if size)
+        yield Text(
+            f"{cell.strategy}: {padding} are padding at the caps; batching: group makes a batch for each group."
+        )
     if caps.shared_prefix_saved_bytes:
         yield Text(
             f"{cell.strategy}: shared prefixes save {format_bytes(caps.shared_prefix_saved_bytes)} at the caps."

@@ -45,11 +45,11 @@ def render_plan(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _answer(plan: Plan) -> str:
-    first = plan.cells[0]
     if plan.device is not None and plan.device.kv_bytes == 0:
         return f"no session fits: a rank is {format_bytes(shortage_bytes(plan.device))} short before any KV cache"
     if plan.population and plan.population[0].sums and plan.population[0].sums[0].mixes is not None:
-        caps = plan.population[0].sums[0]
+        first = plan.population[0]
+        caps = first.sums[0]
         return f"the population of {caps.sessions:,} sessions fits at most {caps.mixes:,} times with {first.strategy}"
     tokens = f"{plan.cached_tokens:,} cached tokens"
     if plan.admission is None:
@@ -57,8 +57,9 @@ def _answer(plan: Plan) -> str:
     if plan.admission.limited_by in ("context", "max_request_tokens"):
         return f"no session of {tokens} is admitted: longer than {_STOPS[plan.admission.limited_by]}"
     sessions = "any number of" if plan.admission.limit is None else f"{plan.admission.limit:,}"
+    word = "session" if plan.admission.limit == 1 else "sessions"
     by_host = ", by the host ledger" if plan.admission.limited_by == "host" else ""
-    return f"at most {sessions} sessions of {tokens} with {first.strategy}{by_host}"
+    return f"at most {sessions} {word} of {tokens} with {plan.strategy}{by_host}"
 
 
 _COLUMNS: Final = (
@@ -116,7 +117,8 @@ def _notes(plan: Plan) -> Iterator[Text]:
     for request in plan.long_requests:
         yield Text(_long_request_line(request), style="bold")
     for cell in plan.cells:
-        if cell.batch_fits is False and cell.batch_size > 1:
+        too_long = cell.admission is not None and cell.admission.limited_by in ("context", "max_request_tokens")
+        if cell.batch_fits is False and cell.batch_size > 1 and not too_long:
             yield Text(f"{cell.workload} / {cell.strategy}: a batch of {cell.batch_size:,} does not fit")
 
 
@@ -164,7 +166,7 @@ def _concurrency(plan: Plan) -> Iterator[Text]:
     for cell in plan.cells:
         size = cell.kv_device_peak_bytes_per_session
         if cell.kind == "paged" and cell.workload == plan.cells[0].workload and plan.device is not None and size:
-            concurrency = plan.device.kv_bytes / size
+            concurrency = max(0, plan.device.kv_bytes - (cell.kv_device_bytes_fixed or 0)) / size
             yield Text(f"{cell.strategy}: concurrency {concurrency:.2f}x at {cell.cached_tokens:,} tokens a request.")
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from offload_eval.core.experiment import (
@@ -104,6 +105,12 @@ def _check_measurement(experiment: Experiment) -> Iterator[Problem]:
 
 
 def _check_plan(plan: PlanSpec) -> Iterator[Problem]:
+    host = plan.host
+    if host.reserve_bytes and host.kv_bytes is None:
+        yield (
+            ("plan", "host", "reserve_bytes"),
+            f"{host.reserve_bytes} needs memory_bytes or limit_bytes; leave it out",
+        )
     if plan.estimate_activations and plan.activations_bytes:
         yield (
             ("plan", "activations_bytes"),
@@ -127,6 +134,12 @@ def _check_group(group: SessionGroup, percentile: Percentile | None) -> Iterator
         if tokens is not None and tokens > group.max_new_tokens:
             allowed = f"allowed: at most max_new_tokens = {group.max_new_tokens}"
             yield ("generated_tokens", name), f"{tokens} is not allowed; {allowed}"
+    stated = [
+        (name, tokens) for name in ("p50", "p90", "p95", "p99") if (tokens := getattr(group.generated_tokens, name))
+    ]
+    for (lower, fewer), (higher, more) in pairwise(stated):
+        if fewer > more:
+            yield ("generated_tokens", higher), f"{more} is less than {lower} = {fewer}; allowed: at least that"
     if group.shared_prefix_tokens > group.prompt_tokens:
         allowed = f"allowed: at most prompt_tokens = {group.prompt_tokens}"
         yield ("shared_prefix_tokens",), f"{group.shared_prefix_tokens} is not allowed; {allowed}"

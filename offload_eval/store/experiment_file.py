@@ -121,6 +121,8 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def _read_text(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is not a file; allowed: an experiment in YAML")
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

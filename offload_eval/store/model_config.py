@@ -40,18 +40,21 @@ class ModelConfig:
     source: str | None = None
     """Where a preset's fields come from; None for a file without the key `preset`."""
     weights_bytes: int | None = None
-    """A folder's safetensors, or a preset's parameters at 16 bits; None where neither is there."""
+    """A folder's safetensors, or a preset's parameters; None where neither is there."""
     weights_source: str | None = None
     """Where `weights_bytes` comes from, in words."""
 
 
-def load_model_config(location: str | Path, relative_to: Path | None = None) -> ModelConfig:
+def load_model_config(
+    location: str | Path, relative_to: Path | None = None, weight_bits: int = PRESET_BITS
+) -> ModelConfig:
     """Reads the config that a location names.
 
     Args:
         location: A config.json under any name, a folder with one, or a preset's short or hub name in any case. A file
             or folder that exists wins over a preset; a `Path` is never a preset.
         relative_to: The folder that a relative path starts from; None: the working directory.
+        weight_bits: Bits that a preset's parameters count with.
 
     Returns:
         The config, with the bytes of its weights where they can be told.
@@ -66,7 +69,9 @@ def load_model_config(location: str | Path, relative_to: Path | None = None) -> 
         path = _find_preset(location)
     if path is None:
         raise InputError(f"{_shown(location)}: {_not_found(str(location))}")
-    return _from_folder(path) if path.is_dir() else _described(path, _read_object(path, MAX_BYTES))
+    if path.is_dir():
+        return _from_folder(path, weight_bits)
+    return _described(path, _read_object(path, MAX_BYTES), weight_bits)
 
 
 def preset_names() -> list[str]:
@@ -117,12 +122,12 @@ def _not_found(name: str) -> str:
     return f"no such file or folder, and no preset; {presets}. Nothing is downloaded: {_NEEDED}, or a preset's name"
 
 
-def _from_folder(folder: Path) -> ModelConfig:
+def _from_folder(folder: Path, weight_bits: int) -> ModelConfig:
     path = folder / CONFIG_NAME
     if not path.exists():
         has_gguf = any(folder.glob("*.gguf"))
         raise InputError(f"{folder}: holds no {CONFIG_NAME}" + ("; a GGUF file is not read" if has_gguf else ""))
-    described = _described(path, _read_object(path, MAX_BYTES))
+    described = _described(path, _read_object(path, MAX_BYTES), weight_bits)
     weights_bytes, weights_source = _folder_weights(folder) or (described.weights_bytes, described.weights_source)
     return ModelConfig(
         name=described.name,
@@ -168,7 +173,7 @@ def _index_total(path: Path, index: dict[str, Any]) -> tuple[int, str] | None:
     return int(total), f"metadata.total_size of {path.name}"
 
 
-def _described(path: Path, content: dict[str, Any]) -> ModelConfig:
+def _described(path: Path, content: dict[str, Any], weight_bits: int) -> ModelConfig:
     config = {key: value for key, value in content.items() if key != "preset"}
     if not config:
         raise InputError(f"{path}: holds no field of a config; {_NEEDED}")
@@ -183,8 +188,8 @@ def _described(path: Path, content: dict[str, Any]) -> ModelConfig:
         config=config,
         origin=path,
         source=source,
-        weights_bytes=None if parameters is None else parameters * PRESET_BITS // 8,
-        weights_source=None if parameters is None else f"{parameters:,} parameters at {PRESET_BITS} bits",
+        weights_bytes=None if parameters is None else parameters * weight_bits // 8,
+        weights_source=None if parameters is None else f"{parameters:,} parameters at {weight_bits} bits",
     )
 
 

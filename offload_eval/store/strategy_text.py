@@ -3,10 +3,9 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from offload_eval.core.experiment import (
     DynamicSpec,
@@ -16,7 +15,7 @@ from offload_eval.core.experiment import (
     StrategySpec,
     StreamedSpec,
 )
-from offload_eval.core.plan import KvCacheDtype, PagingSpec
+from offload_eval.core.plan import PagingSpec
 from offload_eval.errors import InputError
 from offload_eval.store.experiment_file import build_for_plan
 from offload_eval.store.origin import Origin
@@ -70,11 +69,8 @@ def _split(text: str) -> list[str]:
 
 
 def _parse(word: str, paging: PagingSpec) -> PagingSpec | StrategySpec:
-    by_label = {each.label: each for each in (paging, *DEFAULT_STRATEGIES, *_paged_formats(paging))}
-    if word in by_label:
-        return by_label[word]
-    kind, _, options = word.partition(":")
-    origin = Origin(file=Path(f"{_OPTION_NAME} {word}"))
+    origin = Origin(file=Path(f"{_OPTION_NAME} {word!r}" if not word else f"{_OPTION_NAME} {word}"))
+    kind, _, options = _from_label(word).partition(":")
     tree = _options(options, origin)
     if kind == PAGED:
         return _converted({"plan": {"paging": to_builtins(paging) | tree}}, "plan.paging", origin).plan.paging
@@ -83,9 +79,19 @@ def _parse(word: str, paging: PagingSpec) -> PagingSpec | StrategySpec:
     return _converted({"strategies": [{"kind": kind} | tree]}, "strategies[0]", origin).strategies[0]
 
 
-def _paged_formats(paging: PagingSpec) -> list[PagingSpec]:
-    """The labels of paged engines, but for the one in the model's dtype, name their format."""
-    return [replace(paging, kv_cache_dtype=dtype) for dtype in get_args(KvCacheDtype)]
+def _from_label(word: str) -> str:
+    """A strategy's label, as outputs show it, in the form that is typed; any other word as it is."""
+    if match := re.fullmatch(rf"{PAGED}-(\w+)", word):
+        return f"{PAGED}:kv_cache_dtype={match[1]}"
+    if match := re.fullmatch(r"streamed-ahead(\d+)", word):
+        return f"streamed:prefetch_layers={match[1]}"
+    if match := re.fullmatch(r"quantized-([a-z]+\d*)((?:-[a-z]+\d+)*)", word):
+        names = {"int": "nbits", **{name.replace("_", ""): name for name in QuantizedSpec.__struct_fields__}}
+        pieces = re.findall(r"-([a-z]+)(\d+)", match[2])
+        return ",".join(
+            [f"quantized:backend={match[1]}", *(f"{names.get(key, key)}={value}" for key, value in pieces)]
+        )
+    return word
 
 
 def _options(text: str, origin: Origin) -> dict[str, object]:
@@ -94,6 +100,8 @@ def _options(text: str, origin: Origin) -> dict[str, object]:
         match = _OPTION.fullmatch(piece.strip())
         if match is None:
             raise InputError(f"{origin.file}: {piece!r} is not key=value, as in quantized:backend=hqq,nbits=2")
+        if match["key"] == "kind" or match["key"] in tree:
+            raise InputError(f"{origin.file}: {match['key']} is given twice; keep one")
         tree[match["key"]] = read_yaml(match["value"], origin)
     return tree
 
