@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from offload_eval.core.experiment import (
     DynamicSpec,
+    Experiment,
     OffloadedSpec,
     QuantizedSpec,
     StrategySpec,
     StreamedSpec,
 )
 from offload_eval.errors import InputError
-from offload_eval.store.conversion import convert_experiment
+from offload_eval.store.conversion import convert_strict
 from offload_eval.store.experiment_checks import check_experiment
 from offload_eval.store.origin import Origin
 from offload_eval.store.strict_yaml import read_yaml
@@ -94,7 +95,7 @@ def _convert(tree: dict[str, Any], where: str, option: str) -> StrategySpec:
     }
     origin = Origin(file=Path(where))
     try:
-        experiment = convert_experiment(experiment_tree, origin)
+        experiment = convert_strict(experiment_tree, Experiment, origin)
         problems = [each for each in check_experiment(experiment) if each[0][0] == "strategies"]
     except InputError as error:
         raise InputError(_shortened(str(error), option)) from error
