@@ -1,6 +1,7 @@
 """Units for display and for input. Records hold SI seconds and integer bytes; nothing else does."""
 
 import re
+from fractions import Fraction
 from typing import Final
 
 KIB: Final = 1024
@@ -30,8 +31,8 @@ def parse_size_bytes(text: str) -> int:
     scale = (_BINARY | _DECIMAL).get(match["unit"] or "B") if match else None
     if match is None or scale is None:
         raise ValueError(f"{text!r} is not a size; allowed: {SIZE_FORMS}")
-    size_bytes = float(match["number"]) * scale
-    if not size_bytes.is_integer():
+    size_bytes = Fraction(match["number"]) * scale
+    if size_bytes.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(size_bytes)
 

@@ -80,7 +80,7 @@ def test_file_that_is_no_mapping_of_text_is_refused(tmp_path: Path, content: str
 
 def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
     assert "missing.yaml: cannot be read: No such file" in refusal(tmp_path / "missing.yaml")
-    assert "is not a file; allowed: an experiment in YAML" in refusal(tmp_path)
+    assert "is not a file; allowed: a file in YAML" in refusal(tmp_path)
 
 
 def test_input_errors_end_with_the_documented_exit_code(tmp_path: Path) -> None:

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import yaml
 
 from offload_eval.core.experiment import Experiment
-from offload_eval.errors import InputError
-from offload_eval.store.conversion import convert_experiment
+from offload_eval.store.conversion import convert_strict
 from offload_eval.store.experiment_checks import check_arithmetic, check_experiment
 from offload_eval.store.experiment_paths import resolve_paths
 from offload_eval.store.origin import Origin, Override
 from offload_eval.store.overrides import apply_overrides, parse_override
-from offload_eval.store.strict_yaml import INT_MAX, read_yaml
+from offload_eval.store.strict_yaml import INT_MAX, dump_yaml, read_yaml_file
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = (), options: Sequence[Override] = ()) -> Experiment:
@@ -38,10 +36,10 @@ def load_experiment(path: Path, overrides: Sequence[str] = (), options: Sequence
     """
     changes = [*(parse_override(text, path) for text in overrides), *options]
     origin = Origin(file=path, overrides=changes)
-    tree = read_yaml(_read_text(path), Origin(file=path))
+    tree = read_yaml_file(path)
     if isinstance(tree, dict):
         tree = apply_overrides(tree, changes)
-    experiment = convert_experiment(tree, origin)
+    experiment = convert_strict(tree, Experiment, origin)
     for where, problem in check_experiment(experiment):
         raise origin.refusal(where, problem)
     return resolve_paths(experiment, origin)
@@ -63,7 +61,7 @@ def load_for_plan(path: Path, overrides: Sequence[str], options: Sequence[Overri
     """
     changes = [parse_override(text, path) for text in overrides]
     origin = Origin(file=path, overrides=[*changes, *options])
-    tree = read_yaml(_read_text(path), Origin(file=path))
+    tree = read_yaml_file(path)
     given = {*(tree if isinstance(tree, dict) else ()), *(str(change.path[0]) for change in changes)}
     experiment = build_for_plan(tree, origin)
     return resolve_paths(experiment, origin) if "model" in given else experiment, given
@@ -77,7 +75,7 @@ def build_for_plan(tree: object, origin: Origin) -> Experiment:
     """
     if isinstance(tree, dict):
         tree = apply_overrides(_FILLINGS | tree, origin.overrides)
-    experiment = convert_experiment(tree, origin)
+    experiment = convert_strict(tree, Experiment, origin)
     for where, problem in check_arithmetic(experiment):
         raise origin.refusal(where, problem)
     return experiment
@@ -100,32 +98,9 @@ def load_resolved_experiment(path: Path) -> Experiment:
         InputError: The file is not an experiment.
     """
     origin = Origin(file=path)
-    return convert_experiment(read_yaml(_read_text(path), origin), origin)
+    return convert_strict(read_yaml_file(path), Experiment, origin)
 
 
 def dump_experiment(experiment: Experiment) -> str:
     """Writes an experiment, defaults included, as YAML that loads back equal."""
-    values = msgspec.to_builtins(experiment)
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-
-
-class _Dumper(yaml.SafeDumper):
-    """SafeDumper that escapes what is not printable: plain, U+0085 and its like would be read as a space."""
-
-    def represent_text(self, text: str) -> yaml.ScalarNode:
-        style = None if text.isprintable() else '"'
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
-
-
-def _read_text(path: Path) -> str:
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is not a file; allowed: an experiment in YAML")
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    return dump_yaml(msgspec.to_builtins(experiment))

@@ -5,14 +5,13 @@ Nothing is downloaded. A preset is a config.json with one more top-level key, `p
 
 import difflib
 import json
-import sysconfig
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import offload_eval
 from offload_eval.errors import InputError
+from offload_eval.store.locations import existing_path, shipped_folder, show_location
 from offload_eval.store.origin import show_value
 
 CONFIG_NAME: Final = "config.json"
@@ -23,7 +22,6 @@ PRESET_BITS: Final = 16
 """Bits that a preset's parameters count with."""
 _MAX_INDEX_BYTES: Final = 200_000_000
 _NEEDED: Final = "a config.json is needed, or a folder that holds one"
-_MAX_SHOWN: Final = 500
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -64,11 +62,11 @@ def load_model_config(
     """
     if not str(location).strip():
         raise InputError(f"the model is given as {str(location)!r}; {_NEEDED}, or the name of a preset")
-    path = _existing_path(location, relative_to)
+    path = existing_path(location, relative_to)
     if path is None and isinstance(location, str):
         path = _find_preset(location)
     if path is None:
-        raise InputError(f"{_shown(location)}: {_not_found(str(location))}")
+        raise InputError(f"{show_location(location)}: {_not_found(str(location))}")
     if path.is_dir():
         return _from_folder(path, weight_bits)
     return _described(path, _read_object(path, MAX_BYTES), weight_bits)
@@ -81,24 +79,7 @@ def preset_names() -> list[str]:
 
 def presets_folder() -> Path:
     """Where the presets are: configs/models of the checkout, or the installation's data folder."""
-    checkout = Path(offload_eval.__file__).parent.parent / "configs" / "models"
-    installed = Path(sysconfig.get_path("data")) / "share" / "offload-eval" / "models"
-    return checkout if checkout.is_dir() else installed
-
-
-def _existing_path(location: str | Path, relative_to: Path | None) -> Path | None:
-    try:
-        path = (relative_to or Path()) / Path(location).expanduser()
-        return path if path.exists() else None
-    except OSError as error:
-        raise InputError(f"{_shown(location)}: cannot be read: {error.strerror}") from error
-    except (RuntimeError, ValueError) as error:
-        raise InputError(f"{_shown(location)}: is no path: {error}") from error
-
-
-def _shown(location: str | Path) -> str:
-    text = str(location)
-    return text if text.isprintable() and len(text) <= _MAX_SHOWN else show_value(text)
+    return shipped_folder("models")
 
 
 def _find_preset(name: str) -> Path | None:

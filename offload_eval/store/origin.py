@@ -1,4 +1,4 @@
-"""Where a value came from: every refusal of an experiment says so in the same form."""
+"""Where a value came from: every refusal of a file says so in the same form."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """An experiment file and what was laid over it."""
+    """A file and what was laid over it."""
 
     file: Path
     overrides: Sequence[Override] = ()

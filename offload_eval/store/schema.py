@@ -1,16 +1,20 @@
-"""What the experiment types allow at a path, in words."""
+"""What a stored type allows at a path, in words."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from msgspec import inspect
 
-from offload_eval.core.experiment import Experiment
+from offload_eval.core.base import DATE_PATTERN, Strict
 from offload_eval.store.origin import KeyPath
 from offload_eval.units import SIZE_FORMS
 
 SIZE_SUFFIXES: Final = ("_bytes", "_bytes_per_s")
-"""Fields with these endings may be written as a size string such as `24 GiB`."""
+"""Fields with these endings may be written as a size string such as `24 GiB`; so may their `value`."""
+
+
+Root = type[Strict]
+"""The type that a whole file holds."""
 
 
 def value_at(tree: object, path: KeyPath) -> object:
@@ -24,38 +28,48 @@ def value_at(tree: object, path: KeyPath) -> object:
     return tree
 
 
-def allowed_keys(tree: object, path: KeyPath) -> list[str]:
+def is_size(path: KeyPath) -> bool:
+    """Whether the value at `path` may be a size string, by the name of its field."""
+    named = path[:-1] if path[-1:] == ("value",) else path
+    return bool(named) and str(named[-1]).endswith(SIZE_SUFFIXES)
+
+
+def is_number(root: Root, tree: object, path: KeyPath) -> bool:
+    """Whether the value at `path` may have a fraction."""
+    return isinstance(_declared_at(root, tree, path), inspect.FloatType)
+
+
+def allowed_keys(root: Root, tree: object, path: KeyPath) -> list[str]:
     """Lists the keys that the mapping at `path` may hold, its `kind` included."""
-    found = _type_at(tree, path)
+    found = _type_at(root, tree, path)
     if not isinstance(found, inspect.StructType):
         return []
     tag = [found.tag_field] if found.tag_field else []
     return [*tag, *(field.encode_name for field in found.fields)]
 
 
-def allowed_words(tree: object, path: KeyPath) -> list[str]:
+def allowed_words(root: Root, tree: object, path: KeyPath) -> list[str]:
     """Lists the values that the text at `path` may take: an enumeration's, or the tags of a union."""
-    found = _type_at(tree, path)
+    found = _type_at(root, tree, path)
     if isinstance(found, inspect.LiteralType):
         return [str(value) for value in found.values]
     if path and path[-1] == "kind":
-        return [str(each.tag) for each in _tagged(_declared_at(tree, path[:-1]))]
+        return [str(each.tag) for each in _tagged(_declared_at(root, tree, path[:-1]))]
     return []
 
 
-def describe_allowed(tree: object, path: KeyPath) -> str:
+def describe_allowed(root: Root, tree: object, path: KeyPath) -> str:
     """Says in words what the value at `path` may be."""
-    words = allowed_words(tree, path)
+    words = allowed_words(root, tree, path)
     if words:
         return ", ".join(words)
-    description = _describe(_declared_at(tree, path))
-    is_size = bool(path) and str(path[-1]).endswith(SIZE_SUFFIXES)
-    return f"{description}, or {SIZE_FORMS.partition(', or ')[2]}" if is_size else description
+    description = _describe(_declared_at(root, tree, path))
+    return f"{description}, or {SIZE_FORMS.partition(', or ')[2]}" if is_size(path) else description
 
 
-def _type_at(tree: object, path: KeyPath) -> inspect.Type | None:
+def _type_at(root: Root, tree: object, path: KeyPath) -> inspect.Type | None:
     """The type declared at `path`; of a union, the member that the value's tag names."""
-    declared = _declared_at(tree, path)
+    declared = _declared_at(root, tree, path)
     value = value_at(tree, path)
     tag = value.get("kind") if isinstance(value, dict) else None
     members = list(_tagged(declared))
@@ -64,10 +78,10 @@ def _type_at(tree: object, path: KeyPath) -> inspect.Type | None:
     return declared
 
 
-def _declared_at(tree: object, path: KeyPath) -> inspect.Type | None:
+def _declared_at(root: Root, tree: object, path: KeyPath) -> inspect.Type | None:
     if not path:
-        return inspect.type_info(Experiment)
-    parent = _type_at(tree, path[:-1])
+        return inspect.type_info(root)
+    parent = _type_at(root, tree, path[:-1])
     if isinstance(parent, inspect.VarTupleType):
         return _without_none(parent.item_type)
     if isinstance(parent, inspect.StructType):
@@ -102,6 +116,8 @@ def _describe(declared: inspect.Type | None) -> str:
             return "true or false"
         case inspect.StrType(pattern=None, min_length=shortest):
             return "text that is not empty" if shortest else "text"
+        case inspect.StrType(pattern=pattern) if pattern == DATE_PATTERN:
+            return "a date as YYYY-MM-DD"
         case inspect.StrType(max_length=longest):
             return f"letters, digits and `._-`, starting with a letter or digit, at most {longest} characters"
         case inspect.VarTupleType(min_length=shortest):

@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import yaml
 
+from offload_eval.errors import InputError
 from offload_eval.store.origin import KeyPath, Origin, show_value
 
 INT_MAX: Final = 2**63 - 1
-"""Largest integer that an experiment may hold; records and other tools read it as a signed 64-bit number."""
+"""Largest integer that a file may hold; records and other tools read it as a signed 64-bit number."""
 MAX_VALUES: Final = 100_000
 """Values in one file, aliases expanded: more is a mistake or an alias bomb."""
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
@@ -33,7 +35,7 @@ def read_yaml(text: str, origin: Origin, at: KeyPath = ()) -> object:
     Args:
         text: The document.
         origin: Named in refusals.
-        at: Where in the experiment the document belongs; empty for a whole file.
+        at: Where in the file the document belongs; empty for a whole file.
 
     Returns:
         Dictionaries with text keys, lists, text, 64-bit integers, finite floats, booleans and None.
@@ -54,6 +56,39 @@ def read_yaml(text: str, origin: Origin, at: KeyPath = ()) -> object:
         raise origin.refusal(at, "not valid YAML: nested too deeply, or an alias contains itself") from error
 
 
+def read_yaml_file(path: Path) -> object:
+    """Reads a file that holds one YAML document in UTF-8.
+
+    Raises:
+        InputError: The file cannot be read, is not YAML, or says what JSON cannot.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is not a file; allowed: a file in YAML")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    return read_yaml(text, Origin(file=path))
+
+
+def dump_yaml(values: object) -> str:
+    """Writes plain values as YAML that `read_yaml` reads back equal; keys keep their order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that escapes what is not printable: plain, U+0085 and its like would be read as a space."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = None if text.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
 class _Check:
     """One walk over a document's nodes, aliases expanded."""
 
@@ -65,7 +100,7 @@ class _Check:
     def check(self, node: yaml.Node, path: KeyPath) -> None:
         self.num_values += 1
         if self.num_values > MAX_VALUES:
-            raise self.origin.refusal(path, f"more than {MAX_VALUES} values; an experiment has far fewer")
+            raise self.origin.refusal(path, f"more than {MAX_VALUES} values; a file has far fewer")
         if node.tag not in _TAGS:
             raise self.origin.refusal(path, f"the tag {node.tag} (line {_line(node)}) is not allowed; use plain YAML")
         if isinstance(node, yaml.MappingNode):
