@@ -25,7 +25,7 @@ from offload_eval.core.experiment import (
 )
 from offload_eval.core.judgement import Bound
 from offload_eval.core.shape import LayerGroup, LinearState, ModelShape, TransformersDifference
-from offload_eval.execution.generation import TokenClock, generate
+from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.strategies.base import kv_payload_bytes
 from offload_eval.strategies.dynamic import Dynamic
