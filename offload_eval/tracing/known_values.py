@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 MOST_ELEMENTS: Final = 2**22
 """Larger tensors are masks; nobody asks for their values."""
 _ATTRIBUTE: Final = "_known_value"
+_IS_OVERWRITTEN: Final = "_is_overwritten"
+"""Set on the storage of a value into which, or into a view of which, something unknown was written."""
 
 
 def assume_ones(tensor: torch.Tensor) -> torch.Tensor:
@@ -50,9 +52,14 @@ def follow(
     """
     if not any(_has_values(output) for output in outputs):
         return
+    if all(_is_real(tensor) for tensor in (*inputs, *outputs)):
+        return  # computed in earnest
+    if func is torch.ops.aten.index.Tensor and _is_uniform(args[0]):
+        _know(outputs[0], _alike(outputs[0], args[0]))  # whatever is picked, by an index that may have no values
+        return
     if any(_known(tensor) is None for tensor in inputs) or not _is_deterministic(func):
         for output in outputs:
-            _know(output, None)  # an in-place operator may have changed one that was known
+            _forget(output)
         return
     with _disable_current_modes():
         values = func(*_real(args), **_real(kwargs))
@@ -60,15 +67,40 @@ def follow(
         _know(output, value)
 
 
-def _know(tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+def _know(tensor: torch.Tensor, value: torch.Tensor) -> None:
     setattr(tensor, _ATTRIBUTE, value)
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor | None:
     value: torch.Tensor | None = getattr(tensor, _ATTRIBUTE, None)
-    if value is None and type(tensor) is torch.Tensor and tensor.device.type == "cpu":
-        return tensor  # made from numbers, such as a window's length, by code that always makes it on the CPU
+    if value is None and _is_real(tensor):
+        value = tensor  # made from numbers, such as a window's length, by code that always makes it on the CPU
+    if value is None or getattr(value.untyped_storage(), _IS_OVERWRITTEN, False):
+        return None
     return value
+
+
+def _forget(tensor: torch.Tensor) -> None:
+    value = _known(tensor)
+    if value is not None:
+        setattr(value.untyped_storage(), _IS_OVERWRITTEN, True)
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu"
+
+
+def _is_uniform(tensor: torch.Tensor) -> bool:
+    value = _known(tensor)
+    with _disable_current_modes():
+        return value is not None and value.numel() > 0 and bool((value == value.flatten()[0]).all())
+
+
+def _alike(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    value = _known(source)
+    assert value is not None
+    with _disable_current_modes():
+        return value.flatten()[:1].expand(tensor.shape)
 
 
 def _has_values(tensor: torch.Tensor) -> bool:

@@ -34,9 +34,11 @@ class Repeats:
         if form is not None:
             return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device="meta")
         result = func(*args, **kwargs)
+        if result.device.type != "meta":
+            return result
         storages = {tensor.untyped_storage()._cdata for tensor in tensors_in(args, kwargs)}
-        if result.device.type != "meta" or result.untyped_storage()._cdata in storages:
-            self._is_new[func] = False  # a view by another name, or a copy to the host
+        if result.untyped_storage()._cdata in storages:
+            self._is_new[func] = False  # a view by another name
         else:
             self._forms[key] = _Form(result.shape, result.stride(), result.dtype)
         return result

@@ -40,7 +40,7 @@ def matmul_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
 
 
 def touched_bytes(func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:
-    """Bytes that an operator reads and writes, each tensor once.
+    """Bytes that an operator reads and writes, each tensor once; of experts, those that tokens can reach.
 
     Args:
         func: The operator.
@@ -55,9 +55,9 @@ def touched_bytes(func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], 
     if func in _WRITES_ROWS:
         return 2 * int(args[_WRITES_ROWS[func]].nbytes)
     if func is _ATEN._grouped_mm.default:
-        experts = args[1].shape[0]
-        idle = max(experts - args[0].shape[0], 0)
-        return _total(inputs, outputs) - int(args[1].nbytes) // experts * idle
+        weights: torch.Tensor = args[1]
+        idle_bytes: int = weights.nbytes // weights.shape[0] * max(weights.shape[0] - args[0].shape[0], 0)
+        return _total(inputs, outputs) - idle_bytes
     return _total(inputs, outputs)
 
 
