@@ -25,6 +25,8 @@ class PhaseTrace(Strict, frozen=True, kw_only=True):
     """Highest bytes on the device during the phase."""
     live_host_bytes: int
     """Bytes in host memory that the run holds when the phase ends."""
+    peak_host_bytes: int
+    """Highest bytes in host memory during the phase."""
     h2d_bytes: int
     """Bytes that crossed the link into the device."""
     d2h_bytes: int

@@ -115,6 +115,18 @@ def traceable_attention(attn_implementation: str) -> str:
     return FLASH
 
 
+def attention_name(config: Any) -> str:
+    """The attention a model was built with, in the user's words."""
+    return "flash" if config._attn_implementation == FLASH else str(config._attn_implementation)
+
+
+def attention_refusal(config: Any, device: DeviceName) -> str | None:
+    """Why a model's attention does not run on a device; None where it does."""
+    if config._attn_implementation == FLASH and device == "cpu":
+        return "flash attention packages do not run on a CPU; use sdpa or eager"
+    return None
+
+
 def attention_assumptions(config: Any, device: DeviceName) -> tuple[str, ...]:
     """What a trace assumes of the kernels of a model's attention."""
     if config._attn_implementation == FLASH:

@@ -16,7 +16,7 @@ from offload_eval.errors import UnableError
 from offload_eval.generation import TokenClock, generate
 from offload_eval.strategies.registry import load_strategy
 from offload_eval.strategies.upstream import cache_argument
-from offload_eval.tracing.attention import attention_assumptions
+from offload_eval.tracing.attention import attention_assumptions, attention_name, attention_refusal
 from offload_eval.tracing.dataless_model import without_data
 from offload_eval.tracing.known_values import assume_ones
 from offload_eval.tracing.ledger import PROMPT, Label, TracedMemory
@@ -36,6 +36,9 @@ from offload_eval.tracing.schedule import (
 from offload_eval.tracing.tracer import Tracer
 from offload_eval.tracing.upstream import HQQ_ASSUMPTION, upstream_without_data
 
+HOST_ASSUMPTION: Final = (
+    "Host bytes are those asked for; a pinned allocator may round each buffer up to a power of two."
+)
 TOKENS_ASSUMPTION: Final = "Tokens that generate() copies to the host, 8 bytes a session and step, are not counted."
 
 
@@ -53,7 +56,7 @@ def trace_strategy(
     inside itself, and no rounding or fragmentation of an allocator.
 
     Args:
-        model: A causal language model in evaluation mode, built on `meta` by `build_without_data` or loaded.
+        model: A causal language model in evaluation mode, built on `meta` by `build_traceable`, or loaded.
         strategy: The cache strategy.
         workload: Batch size and lengths.
         device: Whose kernels and code paths are followed. No such device is needed.
@@ -67,7 +70,9 @@ def trace_strategy(
     """
     tracing = _Tracing(model, strategy, workload, device, prefill_chunk_tokens)
     # A quantizer runs without data where it runs at all, and needs no compiler for the GPU.
-    refusal = tracing.strategy.refusal("cpu" if tracing.backend else device, model.config, workload)
+    refusal = attention_refusal(model.config, device) or tracing.strategy.refusal(
+        "cpu" if tracing.backend else device, model.config, workload
+    )
     if refusal is not None:
         raise UnableError(f"{strategy.label} cannot be traced: {refusal}")
     with torch.no_grad(), tracing.opened():
@@ -92,6 +97,8 @@ class _Tracing:
         self.residual_length: int | None = None
         self.backend = strategy.backend if isinstance(strategy, QuantizedSpec) else None
         self.assumptions = [TOKENS_ASSUMPTION, *attention_assumptions(model.config, device)]
+        if self.strategy.uses_link:
+            self.assumptions.append(HOST_ASSUMPTION)
         if self.backend == "hqq":
             self.assumptions.append(HQQ_ASSUMPTION)
 
@@ -122,7 +129,7 @@ class _Tracing:
             strategy=self.spec,
             workload=self.workload,
             device=self.device,
-            attn_implementation=self.model.config._attn_implementation,
+            attn_implementation=attention_name(self.model.config),
             weights_bytes=sum(tensor.nbytes for tensor in self.weights),
             prefill=prefill,
             steps=tuple(self._as_step(step, phase) for step, phase in phases.items()),

@@ -118,16 +118,18 @@ class Tracer(TorchDispatchMode):
 
     def take_phase(self) -> PhaseTrace:
         """Sums up what has happened since the last call, and starts the next phase."""
-        device = self.memory.device
+        device, host = self.memory.device, self.memory.host
         phase = PhaseTrace(
             live_device_bytes=device.live_bytes,
             peak_device_bytes=device.peak_bytes,
-            live_host_bytes=self.memory.host.live_bytes,
+            live_host_bytes=host.live_bytes,
+            peak_host_bytes=host.peak_bytes,
             **self._counts(),
             contributors=device.contributors(),
             timeline_bytes=device.timeline_bytes(),
         )
         device.restart_peak()
+        host.restart_peak()
         self.account.restart()
         self._matmul_flops = self._touched_bytes = 0
         self.forwards.clear()
