@@ -484,8 +484,9 @@ def test_the_tracker_agrees_with_the_profiler(model_type: str, attention: str):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_values_that_follow_from_lengths_are_known_and_overwritten_ones_are_not(device: Any):
-    memory = TracedMemory(device, FakeTensorMode(allow_non_fake_inputs=True))
-    with torch.no_grad(), Tracer(memory, CopyAccount(), Repeats()):
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    memory = TracedMemory(device, fakes)
+    with torch.no_grad(), Tracer(memory, CopyAccount(), Repeats(fakes if device == "cpu" else None)):
         ones = torch.ones(4, dtype=torch.long, device=memory.torch_device)
         middle = ones[1:3]
         middle.add_(5)

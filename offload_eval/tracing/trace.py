@@ -92,7 +92,7 @@ class _Tracing:
         self.device = device
         self.chunk_tokens = chunk_tokens
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        self.repeats = Repeats()
+        self.repeats = Repeats(self.fakes if device == "cpu" else None)
         self.weights: list[torch.Tensor] = []
         self.residual_length: int | None = None
         self.backend = strategy.backend if isinstance(strategy, QuantizedSpec) else None

@@ -137,18 +137,20 @@ class Tracer(TorchDispatchMode):
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = kwargs.get("device") or self.memory.torch_device
+        crosses = func is _ATEN._to_copy.default and device.type != args[0].device.type
+        if not crosses and (recalled := self._repeats.recall(func, args, kwargs)) is not None:
+            return recalled
         try:
             with self.memory.without_data(device):
-                if func is _ATEN._to_copy.default and device.type != args[0].device.type:
-                    # From tier to tier; torch would look for data to copy.
+                if crosses:  # torch would look for data to copy
                     return torch.empty_strided(
                         args[0].shape, args[0].stride(), dtype=kwargs.get("dtype") or args[0].dtype, device=device
                     )
-                if device.type == "meta":
-                    return self._repeats.run(func, args, kwargs)
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
         except _NEEDS_DATA:
             raise self._refusal(func) from None
+        self._repeats.remember(func, args, kwargs, result)
+        return result
 
     def _value(self, func: Any, tensor: torch.Tensor) -> Any:
         value = scalar(tensor)
