@@ -333,6 +333,22 @@ def test_a_model_that_reads_its_routing_is_refused_by_operator():
         trace_strategy(model, DynamicSpec(), workload())
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "read",
+    [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.nonzero, lambda x: x[x > 0], lambda x: float(x.sum())],
+)
+def test_whatever_looks_for_data_is_refused_by_module(read: Callable[[torch.Tensor], Any], device: Any):
+    model = build("llama", HEADS_64)
+
+    def reading(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        read(args[0])
+
+    model.model.layers[1].mlp.register_forward_pre_hook(reading)
+    with pytest.raises(UntraceableError, match=r"model\.layers\.1\.mlp: .* needs the values of its input"):
+        trace_strategy(model, DynamicSpec(), workload(), device=device)
+
+
 def test_a_strategy_refuses_in_its_own_words():
     with pytest.raises(UnableError, match="sliding_attention"):
         trace_strategy(build("gemma3_text", CONFIGS["gemma3_text"]), QuantizedSpec(backend="fp8"), workload())

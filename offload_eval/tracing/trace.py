@@ -233,5 +233,10 @@ class _Run:
 
     @contextmanager
     def _followed(self) -> Iterator[None]:
-        with upstream_without_data(self._tracer, self._backend), self._tracer.naming(self._model), self._tracer:
+        with (
+            upstream_without_data(self._tracer, self._backend),
+            self._tracer.naming(self._model),
+            self._tracer.refusing(),
+            self._tracer,
+        ):
             yield

@@ -24,6 +24,8 @@ _ATEN: Final = torch.ops.aten
 _PRIM: Final = torch.ops.prim
 _ASKS_FOR_A_VALUE: Final = (_ATEN._local_scalar_dense.default, _ATEN.is_nonzero.default, _ATEN.item.default)
 _NEEDS_DATA: Final = (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError)
+_WORDS_FOR_NO_DATA: Final = ("meta tensor", "meta device", "unallocated storage", "not supported for tensor subclass")
+"""How torch says, in errors of no class of their own, that it looked for data."""
 
 
 class UntraceableError(UnableError):
@@ -148,9 +150,24 @@ class Tracer(TorchDispatchMode):
                     )
                 result = func(*args, **kwargs)
         except _NEEDS_DATA:
-            raise self._refusal(func) from None
+            raise self._refusal(f"the operator {func}") from None
         self._repeats.remember(func, args, kwargs, result)
         return result
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Turns what torch raises on a tensor without data, outside of any operator, into a refusal.
+
+        Raises:
+            UntraceableError: Code inside the context looked for data.
+        """
+        try:
+            yield
+        except (RuntimeError, TypeError) as error:
+            words = str(error).splitlines()[0] if str(error) else ""
+            if not any(phrase in words for phrase in _WORDS_FOR_NO_DATA):
+                raise
+            raise self._refusal(f"code after {self.memory.device.label.operator} ({words})") from error
 
     def _value(self, func: Any, tensor: torch.Tensor) -> Any:
         value = scalar(tensor)
@@ -158,12 +175,12 @@ class Tracer(TorchDispatchMode):
             return value
         if self._answers:
             return self._answers.pop(0)
-        raise self._refusal(func)
+        raise self._refusal(f"the operator {func}")
 
-    def _refusal(self, func: Any) -> UntraceableError:
+    def _refusal(self, what: str) -> UntraceableError:
         return UntraceableError(
-            f"{self._module}: the operator {func} needs the values of its input, and a trace has none; this model "
-            "can be measured with `run`, not traced"
+            f"{self._module}: {what} needs the values of its input, and a trace has none; this model can be measured "
+            "with `run`, not traced"
         )
 
     @property
