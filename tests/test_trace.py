@@ -333,6 +333,14 @@ def test_a_model_that_reads_its_routing_is_refused_by_operator():
         trace_strategy(model, DynamicSpec(), workload())
 
 
+def test_upstreams_offloading_leaves_an_indexers_keys_on_the_host():
+    """DeepSeek-V3.2 updates its cache, which offloads the layer, then its indexer: were this to pass, remove it."""
+    with pytest.raises(
+        UnableError, match=r"indexer: the operator aten\.cat\.default is given a tensor in host memory"
+    ):
+        trace_strategy(build("deepseek_v32", CONFIGS["deepseek_v32"]), OffloadedSpec(), workload())
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     "read",

@@ -49,15 +49,14 @@ def quantized_cache(backend: str, config: Any, options: dict[str, int]) -> Any:
 
 def static_refusal(config: Any) -> str | None:
     """Why upstream has no static cache for a model; None where it has."""
-    layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
-    if layers and not any(hasattr(layer, "get_seq_length") for layer in layers):
-        return "the model has no attention layer: it keeps a state and no KV cache"
     if config.is_encoder_decoder:
         return "a static cache has no cross-attention here: encoder-decoder models are not supported"
     try:
-        StaticCache(config=config, max_cache_len=1)
+        layers = StaticCache(config=config, max_cache_len=1).layers
     except KeyError as error:
         return f"transformers has no static cache for layers of type {error.args[0]}"
+    if layers and not any(hasattr(layer, "get_seq_length") for layer in layers):
+        return "the model has no attention layer: it keeps a state and no KV cache"
     return None
 
 

@@ -23,7 +23,8 @@ FLASH: Final = "offload_eval_fused"
 """Name under which the stand-in for a flash attention package is registered. transformers looks for a package behind
 every name with "flash" in it."""
 _LARGEST_FLASH_HEAD: Final = 256
-_FLASH_MULTIPLE: Final = 8
+_ALIGNMENT: Final = 8
+"""Elements that rows of heads and of masks are padded to."""
 _ATEN: Final = torch.ops.aten
 
 
@@ -53,7 +54,7 @@ def _attend(
     head_dim = query.shape[-1]
     is_dense = query.dim() == 4 and dropout_p == 0.0
     if is_dense and attn_mask is None and head_dim == value.shape[-1] <= _LARGEST_FLASH_HEAD and query.itemsize == 2:
-        padding = -head_dim % _FLASH_MULTIPLE
+        padding = -head_dim % _ALIGNMENT
         padded = [F.pad(states, (0, padding)) if padding else states for states in (query, key, value)]
         output = _ATEN._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=scale)[0]
         return output[..., :head_dim]
@@ -68,11 +69,15 @@ def _attend(
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """A boolean mask becomes an additive one; the kernels read it broadcast."""
+    """A boolean mask becomes an additive one, padded to the kernels' alignment; they read it broadcast."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
+    tokens = mask.shape[-1]
+    padding = -tokens % _ALIGNMENT
+    if padding:
+        mask = F.pad(mask, (0, padding))[..., :tokens]
     return mask.expand(-1, query.shape[1], -1, -1)
 
 

@@ -6,7 +6,11 @@ from functools import cache
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorDeviceMismatchError,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -151,6 +155,11 @@ class Tracer(TorchDispatchMode):
                 result = func(*args, **kwargs)
         except _NEEDS_DATA:
             raise self._refusal(f"the operator {func}") from None
+        except FakeTensorDeviceMismatchError:
+            raise UnableError(
+                f"{self._module}: the operator {func} is given a tensor in host memory beside one on the device, as "
+                "on a GPU, where that fails"
+            ) from None
         self._repeats.remember(func, args, kwargs, result)
         return result
 
