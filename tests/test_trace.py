@@ -506,6 +506,21 @@ def test_the_tracker_agrees_with_the_profiler(model_type: str, attention: str):
     assert abs(device.memory.device.peak_bytes - before_bytes - profiled_peak_bytes(profiler)) <= 64
 
 
+@pytest.mark.parametrize(
+    "strategy", [DynamicSpec(), StaticSpec(), OffloadedSpec()], ids=lambda strategy: strategy.label
+)
+def test_many_long_sessions_are_traced_without_their_tokens(strategy: StrategySpec):
+    """Eight million tokens of prompt: what is known of their masks is one value. Memory is linear in sessions."""
+    model = build("llama", CONFIGS["llama"])
+    half, whole = (
+        trace_strategy(model, strategy, workload(7, prompt_tokens=16_384, batch_size=sessions))
+        for sessions in (256, 512)
+    )
+    for one, two in ((half.prefill, whole.prefill), (half.decode, whole.decode)):
+        per_session = (two.peak_device_bytes - one.peak_device_bytes) / 256
+        assert one.peak_device_bytes == pytest.approx(half.weights_bytes + 256 * per_session, rel=0.001)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_values_that_follow_from_lengths_are_known_and_overwritten_ones_are_not(device: Any):
     fakes = FakeTensorMode(allow_non_fake_inputs=True)

@@ -15,7 +15,6 @@ from offload_eval.core.trace import PhaseTrace, StepTrace, Trace
 from offload_eval.errors import UnableError
 from offload_eval.generation import TokenClock, generate
 from offload_eval.strategies.registry import load_strategy
-from offload_eval.strategies.upstream import cache_argument
 from offload_eval.tracing.attention import attention_assumptions, attention_name, attention_refusal
 from offload_eval.tracing.dataless_model import without_data
 from offload_eval.tracing.known_values import assume_ones
@@ -34,7 +33,7 @@ from offload_eval.tracing.schedule import (
     sum_of_chunks,
 )
 from offload_eval.tracing.tracer import Tracer
-from offload_eval.tracing.upstream import HQQ_ASSUMPTION, upstream_without_data
+from offload_eval.tracing.upstream import HQQ_ASSUMPTION, forward_arguments, upstream_without_data
 
 HOST_ASSUMPTION: Final = (
     "Host bytes are those asked for; a pinned allocator may round each buffer up to a power of two."
@@ -137,7 +136,7 @@ class _Tracing:
         )
 
     def _as_step(self, step: int, phase: PhaseTrace) -> StepTrace:
-        requantizes = bool(self.residual_length) and step % (self.residual_length or 1) == 0
+        requantizes = self.residual_length is not None and step % self.residual_length == 0
         return StepTrace(**msgspec.structs.asdict(phase), step=step, requantizes=requantizes)
 
     def _from_the_start(self, run: "_Run", output_tokens: int) -> list[PhaseTrace]:
@@ -185,12 +184,9 @@ class _Run:
 
     def forward(self, tokens: int) -> PhaseTrace:
         """Appends tokens to the cache by one forward pass."""
-        arguments = {cache_argument(self._model): self.cache, "use_cache": True}
-        if self._model._supports_logits_to_keep():
-            arguments["logits_to_keep"] = 1
         with self._followed():
             self._tracer.start()
-            self._model(input_ids=self._tokens(tokens), **arguments)
+            self._model(input_ids=self._tokens(tokens), **forward_arguments(self._model, self.cache))
             return self._tracer.take_phase()
 
     def generate(

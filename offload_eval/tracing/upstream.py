@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.utils import import_utils
 
 from offload_eval.errors import UpstreamChangedError
+from offload_eval.strategies.upstream import cache_argument
 from offload_eval.tracing.attention import CudaAttention
 from offload_eval.tracing.tracer import Tracer
 
@@ -66,6 +67,12 @@ def upstream_without_data(tracer: Tracer, backend: str | None) -> Iterator[None]
             _replace(stack, torch.cuda, "get_device_capability", lambda _device=None: _COMPUTE_CAPABILITY)
             stack.enter_context(CudaAttention())
         yield
+
+
+def forward_arguments(model: Any, cache: Any) -> dict[str, Any]:
+    """What generate() gives a model's forward besides its tokens."""
+    arguments = {cache_argument(model): cache, "use_cache": True}
+    return arguments | ({"logits_to_keep": 1} if model._supports_logits_to_keep() else {})
 
 
 def _answer_hqq(stack: ExitStack, tracer: Tracer) -> None:
