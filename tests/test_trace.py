@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from test_real_caches import CONFIGS, WINDOWED
@@ -300,6 +301,7 @@ def test_contributors_add_up_to_the_peak_and_name_modules():
             (part.bytes for part in phase.contributors), reverse=True
         )
         assert max(phase.timeline_bytes) == phase.peak_device_bytes
+    assert msgspec.json.decode(msgspec.json.encode(traced), type=Trace) == traced
     held = {(part.module, part.operator): part.bytes for part in traced.decode.contributors}
     assert held["weights", ""] == traced.weights_bytes
     kv_bytes = 4 * LLAMA_TOKEN_BYTES * (workload(5).cached_tokens - 1)

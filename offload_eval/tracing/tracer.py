@@ -6,11 +6,7 @@ from functools import cache
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorDeviceMismatchError,
-)
+from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,7 +23,13 @@ GENERATE: Final = "generate"
 _ATEN: Final = torch.ops.aten
 _PRIM: Final = torch.ops.prim
 _ASKS_FOR_A_VALUE: Final = (_ATEN._local_scalar_dense.default, _ATEN.is_nonzero.default, _ATEN.item.default)
-_NEEDS_DATA: Final = (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError)
+_NEEDS_DATA: Final = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    NotImplementedError,
+)
+_MIXES_TIERS: Final = getattr(fake_tensor, "FakeTensorDeviceMismatchError", ())
+"""Older torch has no class for it."""
 _WORDS_FOR_NO_DATA: Final = ("meta tensor", "meta device", "unallocated storage", "not supported for tensor subclass")
 """How torch says, in errors of no class of their own, that it looked for data."""
 
@@ -155,7 +157,7 @@ class Tracer(TorchDispatchMode):
                 result = func(*args, **kwargs)
         except _NEEDS_DATA:
             raise self._refusal(f"the operator {func}") from None
-        except FakeTensorDeviceMismatchError:
+        except _MIXES_TIERS:
             raise UnableError(
                 f"{self._module}: the operator {func} is given a tensor in host memory beside one on the device, as "
                 "on a GPU, where that fails"

@@ -20,7 +20,6 @@ from offload_eval.strategies.upstream import cache_argument
 from offload_eval.tracing.attention import CudaAttention
 from offload_eval.tracing.tracer import Tracer
 
-_COMPUTE_CAPABILITY: Final = (9, 0)
 _HQQ_IMPROVES: Final = (True, True, False)
 HQQ_ASSUMPTION: Final = (
     "hqq's optimizer is followed for three rounds; each allocates the same, and it may take up to 20."
@@ -53,8 +52,9 @@ def upstream_without_data(tracer: Tracer, backend: str | None) -> Iterator[None]
         UpstreamChangedError: A name that is replaced is not there any more.
     """
     with ExitStack() as stack:
-        # transformers answers "a graph is being traced" for fake tensors, and then builds masks it would not build.
-        _replace(stack, import_utils, "is_fake_tensor", lambda _tensor: False)
+        if hasattr(import_utils, "is_fake_tensor"):
+            # "A graph is being traced", transformers would say of fake tensors, and build masks it need not build.
+            _replace(stack, import_utils, "is_fake_tensor", lambda _tensor: False)
         if backend == "hqq":
             _answer_hqq(stack, tracer)
         if backend == "quanto":
@@ -64,7 +64,6 @@ def upstream_without_data(tracer: Tracer, backend: str | None) -> Iterator[None]
             _replace(stack, torch, "Stream", StandInStream)
             _replace(stack, torch.cuda, "default_stream", lambda _device=None: default_stream)
             _replace(stack, torch.cuda, "empty_cache", lambda: None)
-            _replace(stack, torch.cuda, "get_device_capability", lambda _device=None: _COMPUTE_CAPABILITY)
             stack.enter_context(CudaAttention())
         yield
 
