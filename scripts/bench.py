@@ -30,8 +30,8 @@ from offload_eval.bounds.session_card import Lengths
 from offload_eval.cli.plan_inputs import plan_request
 from offload_eval.core.experiment import DynamicSpec, ModelSpec
 from offload_eval.execution.fidelity import ForcedTokens
-from offload_eval.execution.generation import TokenClock, generate
 from offload_eval.execution.model_loading import load_model
+from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.instruments.environment import read_machine
 from offload_eval.strategies.dynamic import Dynamic

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from offload_eval.core.experiment import DynamicSpec, ModelSpec, StrategySpec, StreamedSpec
 from offload_eval.execution.fidelity import ForcedTokens, LogitsRecorder
-from offload_eval.execution.generation import TokenClock, generate
 from offload_eval.execution.model_loading import load_model
+from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.strategies.registry import load_strategy
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.strategy_bound import strategy_bound
 from offload_eval.core.experiment import BudgetSpec, QuantizedSpec, Workload
-from offload_eval.execution.generation import TokenClock, generate
+from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.strategies.backends import load_backend
 from offload_eval.strategies.base import kv_payload_bytes

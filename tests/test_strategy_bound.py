@@ -20,14 +20,16 @@ from offload_eval.core.experiment import (
     BudgetSpec,
     DynamicSpec,
     OffloadedSpec,
+    OffloadedStaticSpec,
     QuantizedSpec,
+    StaticSpec,
     StrategySpec,
     StreamedSpec,
     Workload,
 )
 from offload_eval.core.judgement import Bound
 from offload_eval.core.shape import LayerGroup, LinearState, ModelShape, TransformersDifference
-from offload_eval.execution.generation import TokenClock, generate
+from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.strategies.base import kv_payload_bytes
 from offload_eval.strategies.dynamic import Dynamic
@@ -103,6 +105,21 @@ def test_a_windows_storage_is_the_whole_prompt_until_the_next_step():
     assert card.kv_device_peak_bytes_per_session == 6 * 384 * 16
 
 
+def test_static_buffers_have_room_for_every_token():
+    """519 rows in each full layer, 100 slots in each sliding one."""
+    card = mixed_bound(StaticSpec())
+    assert card is not None
+    assert card.kv_device_bytes_per_session == card.kv_device_peak_bytes_per_session == (2 * 519 + 4 * 100) * 16
+
+
+def test_offloaded_static_moves_whole_buffers_of_full_layers():
+    card = mixed_bound(OffloadedStaticSpec())
+    assert card is not None
+    assert card.kv_device_bytes_per_session == (2 * 519 + 4 * 100) * 16
+    assert card.kv_host_bytes_per_session == 2 * 519 * 16
+    assert card.h2d_bytes_per_step == card.d2h_bytes_per_step == 2 * 2 * 519 * 16
+
+
 def test_transformers_layout_decides_what_runs():
     """GPT-Neo's local layers are full ones to transformers, so every strategy sees six full layers."""
     local = replace(FOUR_SLIDING, transformers=TransformersDifference(cache="full"))
@@ -119,6 +136,9 @@ def test_transformers_layout_decides_what_runs():
         (QuantizedSpec(backend="fp8"), replace(TWO_FULL, cache="latent", indexer_head_dim=4)),
         (StreamedSpec(), LayerGroup(count=1, cache="shared")),
         (StreamedSpec(), replace(TWO_FULL, kv_heads=2)),
+        (OffloadedSpec(), replace(TWO_FULL, cache="latent", indexer_head_dim=4)),
+        (OffloadedSpec(), LayerGroup(count=1, cache="cross", kv_heads=1, key_head_dim=4)),
+        (StaticSpec(), LayerGroup(count=1, cache="cross", kv_heads=1, key_head_dim=4)),
         (OffloadedSpec(), LayerGroup(count=1, cache="linear_state", state=LinearState(recurrent_values=8))),
     ],
 )

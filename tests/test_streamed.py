@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from offload_eval.core.experiment import DynamicSpec, StreamedSpec, Workload
 from offload_eval.execution.fidelity import LogitsRecorder
-from offload_eval.execution.generation import TokenClock, generate
+from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.strategies.base import kv_payload_bytes
 from offload_eval.strategies.dynamic import Dynamic

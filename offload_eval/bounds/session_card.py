@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from offload_eval.bounds.kv_footprint import kv_total, layer_total
@@ -25,7 +24,9 @@ from offload_eval.bounds.kv_views import (
 from offload_eval.core.experiment import (
     DynamicSpec,
     OffloadedSpec,
+    OffloadedStaticSpec,
     QuantizedSpec,
+    StaticSpec,
     StrategySpec,
     StreamedSpec,
     Workload,
@@ -149,6 +150,14 @@ class _Layers:
         """The payload of one layer of a group."""
         return layer_total(group, tokens, TRANSFORMERS, plain_format(self.bits), self.encoder_tokens)
 
+    def buffer_bytes(self, groups: tuple[LayerGroup, ...], tokens: Counts) -> Counts:
+        """Static buffers of these groups, with room for `tokens`."""
+        return kv_total(groups, tokens, TRANSFORMERS_STATIC, plain_format(self.bits), self.encoder_tokens)
+
+    def layer_buffer_bytes(self, group: LayerGroup, tokens: Counts) -> Counts:
+        """Static buffers of one layer of a group."""
+        return layer_total(group, tokens, TRANSFORMERS_STATIC, plain_format(self.bits), self.encoder_tokens)
+
     def peak_bytes(self, groups: tuple[LayerGroup, ...], lengths: Lengths) -> Counts:
         """The most that is alive of these groups between two steps, from the end of the prefill on."""
         stored = plain_format(self.bits)
@@ -196,6 +205,59 @@ def _dynamic(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard 
     )
 
 
+def _static(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
+    refusal = _static_refusal(layers)
+    if refusal is not None:
+        return refusal
+    buffers_bytes = layers.buffer_bytes(layers.groups, lengths.cached_tokens)
+    nothing = np.zeros_like(buffers_bytes)
+    return SessionCard(
+        device_bytes=buffers_bytes,
+        device_peak_bytes=buffers_bytes,
+        host_bytes=nothing,
+        h2d_bytes=nothing,
+        d2h_bytes=nothing,
+        assumptions=("Buffers for every token of the workload are on the device from the first one on.",),
+        source="transformers 5.24, cache_utils.StaticCache",
+    )
+
+
+def _offloaded_static(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
+    """Layers of full attention are moved, two of them on the device at once; windows and states stay."""
+    refusal = _static_refusal(layers)
+    if refusal is not None:
+        return refusal
+    if any(group.indexer_head_dim for group in layers.groups):
+        return "transformers' offloading sends an indexer's keys to the host, where the indexer cannot read them"
+    moved = tuple(group for group in layers.groups if group.cache in ("full", "latent") and group.state is None)
+    stay = tuple(group for group in layers.groups if group not in moved)
+    if not moved:
+        return "no layer of full attention to move"
+    tokens, with_step = lengths.cached_tokens, lengths.steps > 0
+    on_device = min(2, _count(moved))
+    widest: Counts = np.maximum.reduce([layers.layer_buffer_bytes(group, tokens) for group in moved])
+    moved_bytes = layers.buffer_bytes(moved, tokens)
+    device_bytes = on_device * widest + layers.buffer_bytes(stay, tokens)
+    return SessionCard(
+        device_bytes=device_bytes,
+        device_peak_bytes=device_bytes,
+        host_bytes=moved_bytes,
+        host_buffers=tuple(_keys_and_values(layers, moved, tokens)),
+        h2d_bytes=np.where(with_step, moved_bytes, 0),
+        d2h_bytes=np.where(with_step, moved_bytes, 0),
+        assumptions=(
+            f"{on_device} layers' buffers are on the device; each crosses the link whole, both ways, filled or not.",
+            *((f"{_count(stay)} layers without full attention stay on the device.",) if stay else ()),
+        ),
+        source="transformers 5.24, cache_utils.Cache.update",
+    )
+
+
+def _static_refusal(layers: _Layers) -> Refusal | None:
+    without = tuple(group for group in layers.groups if group.compression or group.cache in ("cross", "shared"))
+    return f"{_kinds(without)} layers have no static form here" if without else None
+
+
 def _other_layers(layers: _Layers) -> tuple[str, ...]:
     kinds = _kinds(tuple(group for group in layers.others if group.cache not in ("none", "shared")))
     if not kinds:
@@ -214,6 +276,8 @@ def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCar
     with_state = tuple(group for group in layers.groups if group.state or group.compression)
     if with_state:
         return f"how upstream moves {_kinds(with_state)} layers is not modelled"
+    if any(group.indexer_head_dim for group in layers.groups):
+        return "transformers' offloading sends an indexer's keys to the host, where the indexer cannot read them"
     if any(group.cache == "cross" for group in layers.groups):
         return "transformers' offloading leaves cross-attention on the host"
     tokens = lengths.cached_tokens
@@ -224,7 +288,7 @@ def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCar
         device_bytes=device_bytes,
         device_peak_bytes=device_bytes,
         host_bytes=held_bytes,
-        host_buffers=tuple(_keys_and_values(layers, tokens)),
+        host_buffers=tuple(_keys_and_values(layers, layers.groups, tokens)),
         h2d_bytes=np.where(with_step, layers.held_bytes(layers.groups, tokens - 1), 0),
         d2h_bytes=np.where(with_step, held_bytes, 0),
         assumptions=(
@@ -236,14 +300,12 @@ def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCar
     )
 
 
-def _keys_and_values(layers: _Layers, tokens: Counts) -> Iterator[HostBuffers]:
-    """One buffer for the keys of a layer, one for its values, one for its indexer's keys."""
-    for group in layers.groups:
-        without_indexer = msgspec.structs.replace(group, indexer_head_dim=0)
-        rows_bytes = layers.layer_bytes(without_indexer, tokens)
-        key_bytes = rows_bytes * group.key_head_dim // max(1, group.key_head_dim + group.value_head_dim)
-        indexer_bytes = layers.layer_bytes(group, tokens) - rows_bytes
-        for size in (key_bytes, rows_bytes - key_bytes, indexer_bytes):
+def _keys_and_values(layers: _Layers, groups: tuple[LayerGroup, ...], tokens: Counts) -> Iterator[HostBuffers]:
+    """One buffer for the keys of a layer, and one for its values."""
+    for group in groups:
+        layer_bytes = layers.layer_bytes(group, tokens)
+        key_bytes = layer_bytes * group.key_head_dim // max(1, group.key_head_dim + group.value_head_dim)
+        for size in (key_bytes, layer_bytes - key_bytes):
             if np.any(size):
                 yield HostBuffers(count=group.count, bytes=size)
 
@@ -376,7 +438,9 @@ def residual_tokens(steps: Counts, residual_length: int) -> Counts:
 
 _CARDS: Final[Mapping[type, Callable[[_Layers, Lengths, StrategySpec], SessionCard | Refusal]]] = {
     DynamicSpec: _dynamic,
+    StaticSpec: _static,
     OffloadedSpec: _offloaded,
+    OffloadedStaticSpec: _offloaded_static,
     StreamedSpec: _streamed,
     QuantizedSpec: _quantized,
 }

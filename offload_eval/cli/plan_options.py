@@ -67,8 +67,8 @@ def plan(
         typer.Option(
             "--strategy",
             metavar="KIND[:KEY=VALUE,...]",
-            help="paged, dynamic, offloaded, streamed or quantized, as in quantized:backend=hqq,nbits=2. Repeatable. "
-            "The first one's admission is the answer.",
+            help="paged, dynamic, static, offloaded, offloaded_static, streamed or quantized, as in "
+            "quantized:backend=hqq,nbits=2. Repeatable. The first one's admission is the answer.",
             show_default=False,
         ),
     ] = None,

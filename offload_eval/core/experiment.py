@@ -122,6 +122,32 @@ class OffloadedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="of
         return self.name or self.kind
 
 
+class StaticSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="static"):
+    """transformers' StaticCache: room for every token of the workload, on the device from the first one on."""
+
+    kind: ClassVar[str] = "static"
+    lossless: ClassVar[bool] = True
+    name: Name | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, or the kind."""
+        return self.name or self.kind
+
+
+class OffloadedStaticSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="offloaded_static"):
+    """transformers' StaticCache, offloaded: each layer's whole buffer crosses the link both ways for each token."""
+
+    kind: ClassVar[str] = "offloaded_static"
+    lossless: ClassVar[bool] = True
+    name: Name | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, or the kind."""
+        return self.name or self.kind
+
+
 class StreamedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="streamed"):
     """Ours: KV lives on the host, only new tokens are written back, layers are fetched ahead of use."""
 
@@ -165,7 +191,7 @@ class QuantizedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="qu
         return self.name or "-".join([self.kind, self.backend, *bits, *parts])
 
 
-StrategySpec = DynamicSpec | OffloadedSpec | StreamedSpec | QuantizedSpec
+StrategySpec = DynamicSpec | StaticSpec | OffloadedSpec | OffloadedStaticSpec | StreamedSpec | QuantizedSpec
 
 
 class MeasurementPlan(Strict, frozen=True, kw_only=True):

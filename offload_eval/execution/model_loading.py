@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -13,6 +14,7 @@ from offload_eval.bounds.model_shape import model_shape
 from offload_eval.core.experiment import ModelSpec
 from offload_eval.core.shape import ModelFacts
 from offload_eval.errors import InputError, UnknownModelStructureError
+from offload_eval.tracing.attention import traceable_attention
 from offload_eval.units import MIB
 
 _QUOTED_CHARACTERS = 300
@@ -83,6 +85,16 @@ def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
         context_tokens=getattr(text, "max_position_embeddings", None),
         vocab_size=text.vocab_size,
     )
+
+
+def build_traceable(spec: ModelSpec, config: Any) -> Any:
+    """Builds the model without data for `trace_strategy`; a flash attention package need not be installed.
+
+    Raises:
+        InputError: transformers has no causal language model for the config, or not with this attention.
+    """
+    attention = traceable_attention(spec.attn_implementation)
+    return _build_without_data(msgspec.structs.replace(spec, attn_implementation=attention), config).eval()
 
 
 def _build_without_data(spec: ModelSpec, config: Any) -> Any:

@@ -11,8 +11,8 @@ from transformers import LogitsProcessor
 from offload_eval.core.experiment import RunSpec
 from offload_eval.core.records import FidelitySample, Phase, PhaseSample, TrialSample
 from offload_eval.execution.fidelity import FidelityMeter, ForcedTokens, LogitsRecorder
-from offload_eval.execution.generation import TokenClock, generate
 from offload_eval.execution.reference import ReferenceFiles
+from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.device import Device, Link
 from offload_eval.instruments.host_memory import HostMemoryMeter
 from offload_eval.strategies.base import CacheStrategy, kv_payload_bytes

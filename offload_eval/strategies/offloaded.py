@@ -36,27 +36,39 @@ class Offloaded:
     def build_cache(self, config: Any, link: Link, _capacity_tokens: int) -> Any:
         """The cache of generate(cache_implementation="offloaded"), with meters on its copies."""
         require_methods(DynamicCache, "update", "offload", "prefetch")
-        cache = MeteredOffloadingCache(config=config.get_text_config(decoder=True), offloading=True)
-        cache.link = link
-        for layer in cache.layers:
-            layer.__class__ = metered(type(layer))  # type: ignore[arg-type]  # mypy: a class is hashable
-            layer.link = link
-        return cache
+        return with_meters(
+            MeteredDynamicCache(config=config.get_text_config(decoder=True), offloading=True),
+            link,
+        )
 
 
-class MeteredOffloadingCache(DynamicCache):  # type: ignore[misc]  # untyped upstream
-    """Upstream's offloading cache, whose wait for the prefetched layer is timed.
+def with_meters(cache: Any, link: Link) -> Any:
+    """Puts meters on the copies of a `MeteredOffloading` cache."""
+    cache.link = link
+    for layer in cache.layers:
+        layer.__class__ = metered(type(layer))  # type: ignore[arg-type]  # mypy: a class is hashable
+        layer.link = link
+    return cache
+
+
+class MeteredOffloading:
+    """Mixed into one of upstream's offloading caches: its wait for the prefetched layer is timed.
 
     The wait happens once more inside `update`, where it then costs nothing.
     """
 
     link: Link
+    prefetch_stream: Any
 
     def update(self, key_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Waits for the prefetch stream, then does what upstream does."""
         with self.link.meter_wait():
             torch.cuda.default_stream(key_states.device).wait_stream(self.prefetch_stream)
-        return super().update(key_states, *args, **kwargs)
+        return super().update(key_states, *args, **kwargs)  # type: ignore[misc]  # upstream's comes next
+
+
+class MeteredDynamicCache(MeteredOffloading, DynamicCache):  # type: ignore[misc]  # untyped upstream
+    """Upstream's offloading DynamicCache, metered."""
 
 
 @cache

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 STRATEGIES: Final = {
     "dynamic": "offload_eval.strategies.dynamic:Dynamic",
+    "static": "offload_eval.strategies.static:Static",
     "offloaded": "offload_eval.strategies.offloaded:Offloaded",
+    "offloaded_static": "offload_eval.strategies.offloaded_static:OffloadedStatic",
     "streamed": "offload_eval.strategies.streamed:Streamed",
     "quantized": "offload_eval.strategies.quantized:Quantized",
 }

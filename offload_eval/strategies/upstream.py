@@ -25,6 +25,7 @@ def _seam(name: str) -> Any:
 Cache: Any = _seam("Cache")
 DynamicCache: Any = _seam("DynamicCache")
 DynamicLayer: Any = _seam("DynamicLayer")
+StaticCache: Any = _seam("StaticCache")
 
 
 def require_methods(owner: type, *names: str) -> None:
@@ -44,6 +45,19 @@ def require_methods(owner: type, *names: str) -> None:
 def quantized_cache(backend: str, config: Any, options: dict[str, int]) -> Any:
     """Builds upstream's QuantizedCache."""
     return _seam("QuantizedCache")(backend=backend, config=config, **options)
+
+
+def static_refusal(config: Any) -> str | None:
+    """Why upstream has no static cache for a model; None where it has."""
+    if config.is_encoder_decoder:
+        return "a static cache has no cross-attention here: encoder-decoder models are not supported"
+    try:
+        layers = StaticCache(config=config, max_cache_len=1).layers
+    except KeyError as error:
+        return f"transformers has no static cache for layers of type {error.args[0]}"
+    if layers and not any(hasattr(layer, "get_seq_length") for layer in layers):
+        return "the model has no attention layer: it keeps a state and no KV cache"
+    return None
 
 
 def has_fp8_backend() -> bool:

@@ -96,6 +96,7 @@ def generate(
         pad_token_id=0,
         use_cache=True,
         prefill_chunk_size=prefill_chunk_tokens,
+        disable_compile=True,  # a static cache would otherwise have itself compiled on CUDA, and be another run
     )
     model.generation_config = config  # generate() fills what a config leaves unset from here: a stop token, say
     arguments = {} if cache is None else {cache_argument(model): cache}

@@ -1,0 +1,78 @@
+"""What a run on tensors without data shows: bytes that live, and bytes that cross the link."""
+
+from offload_eval.core.base import Strict
+from offload_eval.core.experiment import DeviceName, StrategySpec, Workload
+from offload_eval.core.records import Evidence
+
+
+class Contributor(Strict, frozen=True, kw_only=True):
+    """What one operator of one module, in all layers together, held at a peak."""
+
+    module: str
+    """Dotted name in the model, layer numbers replaced by `*`; `generate` for what lies outside the model, and
+    `weights` for its parameters and buffers."""
+    operator: str
+    """The operator that allocated the bytes."""
+    bytes: int
+
+
+class PhaseTrace(Strict, frozen=True, kw_only=True):
+    """The whole prefill, or one decode step. It ends when its token is on the host."""
+
+    live_device_bytes: int
+    """Bytes on the device when the phase ends, weights included."""
+    peak_device_bytes: int
+    """Highest bytes on the device during the phase."""
+    live_host_bytes: int
+    """Bytes in host memory that the run holds when the phase ends."""
+    peak_host_bytes: int
+    """Highest bytes in host memory during the phase."""
+    h2d_bytes: int
+    """Bytes that crossed the link into the device."""
+    d2h_bytes: int
+    num_h2d_copies: int
+    num_d2h_copies: int
+    matmul_flops: int
+    """Floating-point operations of matrix products, convolutions and attention, two for a multiply-add."""
+    touched_bytes: int
+    """Bytes that operators read and wrote: each one's inputs and outputs once. Views touch nothing."""
+    contributors: tuple[Contributor, ...]
+    """Everything that lived at the peak, largest first; the sum is `peak_device_bytes`."""
+    timeline_bytes: tuple[int, ...]
+    """Highest live bytes in equal parts of the phase, by count of allocations."""
+
+
+class StepTrace(PhaseTrace, frozen=True, kw_only=True):
+    """One decode step."""
+
+    step: int
+    """Counted from 1, which computes the second token; the last is `output_tokens - 1`."""
+    requantizes: bool = False
+    """Whether a quantized cache quantizes all it holds anew in this step."""
+
+
+class Trace(Strict, frozen=True, kw_only=True):
+    """One strategy on one workload, without data."""
+
+    evidence: Evidence = "traced"
+    strategy: StrategySpec
+    workload: Workload
+    device: DeviceName
+    """Whose operators were followed."""
+    attn_implementation: str
+    weights_bytes: int
+    """Parameters and buffers, tied ones once."""
+    prefill: PhaseTrace
+    steps: tuple[StepTrace, ...]
+    """The decode steps that were traced, in order; the last one is the workload's last."""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def decode(self) -> StepTrace:
+        """The last step, when the cache is largest."""
+        return self.steps[-1]
+
+    @property
+    def decode_peak_device_bytes(self) -> int:
+        """The highest peak of all traced steps: the first may hold what prefill left, a flush its transients."""
+        return max(step.peak_device_bytes for step in self.steps)
