@@ -7,14 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload_eval.bounds.kv_views import Counts
-from offload_eval.bounds.ledgers import UNLIMITED, pinned_bytes, pinned_sessions, sessions_that_fit
+from offload_eval.bounds.ledgers import UNLIMITED, pinned_bytes, pinned_sessions, refuse_overflow, sessions_that_fit
 from offload_eval.bounds.paged import paged_card
 from offload_eval.bounds.partition import rank_shapes
 from offload_eval.bounds.session_card import HostBuffers, Lengths, Refusal, SessionCard, session_card
 from offload_eval.core.experiment import StrategySpec
 from offload_eval.core.plan import PagingSpec, PartitionSpec
 from offload_eval.core.shape import ModelShape
-from offload_eval.errors import InputError
 
 Mask = NDArray[np.bool_]
 PlanStrategy = PagingSpec | StrategySpec
@@ -162,7 +161,8 @@ def strategy_grid(card: ReplicaCard, batch_sizes: Counts, ledgers: Ledgers, data
     if card.host_buffers and ledgers.host_bytes is not None:
         host = pinned_sessions(card.host_buffers, ledgers.host_bytes // data_parallel)
     limit = device if device is None or host is None else np.minimum(device, host)
-    _refuse_overflow(card, batch_sizes)
+    longest_bytes = float(np.max(card.device_bytes + card.host_bytes, initial=0))
+    refuse_overflow(longest_bytes * float(np.max(batch_sizes, initial=0)), "the largest batch")
     batch_device_bytes = card.batch_device_bytes(batch_sizes)
     return StrategyGrid(
         card=card,
@@ -173,17 +173,6 @@ def strategy_grid(card: ReplicaCard, batch_sizes: Counts, ledgers: Ledgers, data
         limit=_deployment(limit, data_parallel),
         batch_fits=None if limit is None else batch_sizes <= limit,
     )
-
-
-def _refuse_overflow(card: ReplicaCard, batch_sizes: Counts) -> None:
-    """Rounding up may double the bytes, and they have to stay below 2**63.
-
-    Raises:
-        InputError: The largest batch of the longest sessions takes more than any machine has.
-    """
-    most = float(np.max(card.device_bytes + card.host_bytes, initial=0)) * float(np.max(batch_sizes, initial=0))
-    if most >= 2**61:
-        raise InputError(f"the largest batch needs {most:.1e} bytes of KV cache; allowed: less than {2**61:.1e}")
 
 
 def _deployment(sessions: Counts | None, data_parallel: int) -> Counts | None:

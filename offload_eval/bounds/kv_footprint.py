@@ -12,6 +12,7 @@ from offload_eval.bounds.kv_format import KvFormat, plain_format
 from offload_eval.bounds.kv_views import IDEAL, TRANSFORMERS, TRANSFORMERS_STATIC, Counts, KvView
 from offload_eval.core.base import Strict
 from offload_eval.core.shape import LayerGroup, ModelShape
+from offload_eval.errors import InputError
 
 
 class KvFootprint(Strict, frozen=True, kw_only=True):
@@ -108,10 +109,27 @@ def kv_parts(
     """Bytes of one session in these groups by what they hold, at each of `tokens`."""
     parts: dict[str, Counts] = {}
     for group in map(view.adapt, groups):
+        _refuse_overflow(group, max(int(np.max(tokens, initial=0)), encoder_tokens or group.encoder_tokens or 0))
         for name, values, bits in _group_parts(group, tokens, view, kv_format, encoder_tokens):
             num_bytes = -(-(group.count * values * bits) // 8)
             parts[name] = parts[name] + num_bytes if name in parts else num_bytes
     return parts
+
+
+def _refuse_overflow(group: LayerGroup, tokens: int) -> None:
+    """In Python's integers: what is counted afterwards fits 64 bits.
+
+    Raises:
+        InputError: No machine holds one session of so many heads, of such sizes.
+    """
+    width = group.kv_heads * (group.key_head_dim + group.value_head_dim) + group.indexer_head_dim
+    state = group.state
+    values = 0 if state is None else state.conv_channels * state.conv_kernel + state.recurrent_values
+    if group.count * (width * (tokens + 2**20) + values) >= 2**54:
+        raise InputError(
+            f"one session of {tokens:,} tokens holds more than any machine in {group.count:,} {group.cache} layers of "
+            f"{group.kv_heads:,} kv heads and {group.key_head_dim:,} + {group.value_head_dim:,} values a head"
+        )
 
 
 _Part = tuple[str, Counts, int]

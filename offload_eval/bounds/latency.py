@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from offload_eval.bounds.session_card import session_card, workload_lengths
+from offload_eval.core.experiment import BITS_PER_VALUE, DynamicSpec, QuantizedSpec
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, SourcedValue
-from offload_eval.core.latency import PhaseLatency, Resource, TimeBound
+from offload_eval.core.latency import LatencyBounds, PhaseLatency, Resource, TimeBound
+from offload_eval.core.shape import ModelShape
+from offload_eval.core.trace import PhaseTrace, Trace
 from offload_eval.errors import InputError
 
 COPIES_ON_THE_COMPUTE_STREAM: Final = ("offloaded", "offloaded_static")
@@ -38,6 +42,56 @@ class PhaseWork:
     """Inputs and outputs of every operator."""
     h2d_bytes: int = 0
     d2h_bytes: int = 0
+
+
+NOT_A_PREDICTION: Final = (
+    "Times are bounds, not predictions: no launch overhead, no allocator, no part of a peak lost to a shape."
+)
+
+
+def bound_latency(trace: Trace, shape: ModelShape | None, hardware: HardwareProfile, dtype: str) -> LatencyBounds:
+    """Bounds time to first token and time per output token of a traced strategy.
+
+    Args:
+        trace: What its prefill and its last decode step compute and move.
+        shape: The model's cache layout; None: the cache's own traffic is left out of the ideal bound.
+        hardware: The device and its link.
+        dtype: dtype of the model.
+
+    Raises:
+        InputError: The profile lacks a figure that is needed.
+    """
+    windows = shape is None or any(group.window_tokens is not None for group in shape.layer_groups)
+    cache_bytes = 0 if shape is None else _cache_bytes(trace, shape, BITS_PER_VALUE[dtype])
+    kind = trace.strategy.kind
+    return LatencyBounds(
+        evidence="traced",
+        hardware=hardware.name,
+        calibrated=hardware.calibrated,
+        ttft=bound_phase(_phase_work(trace.prefill, 0, windows), hardware, dtype, kind),
+        tpot=bound_phase(_phase_work(trace.decode, cache_bytes, windows), hardware, dtype, kind),
+        assumptions=(*OVERLAP_ASSUMPTIONS.values(), NOT_A_PREDICTION),
+    )
+
+
+def _phase_work(phase: PhaseTrace, cache_bytes: int, has_windows: bool) -> PhaseWork:
+    """Windows hide more scores than a causal mask does, so that of their attention nothing is certain."""
+    hidden_flops = phase.attention_flops if has_windows else phase.hidden_flops
+    return PhaseWork(
+        least_flops=phase.matmul_flops - hidden_flops,
+        flops=phase.matmul_flops,
+        least_bytes=phase.weights_read_bytes + cache_bytes,
+        touched_bytes=max(phase.touched_bytes, phase.weights_read_bytes + cache_bytes),
+        h2d_bytes=phase.h2d_bytes,
+        d2h_bytes=phase.d2h_bytes,
+    )
+
+
+def _cache_bytes(trace: Trace, shape: ModelShape, bits: int) -> int:
+    """Payload that the last decode step's attention reads once, of the whole batch, wherever it lies."""
+    strategy = trace.strategy if isinstance(trace.strategy, QuantizedSpec) else DynamicSpec()
+    card = session_card(shape, bits, workload_lengths(trace.workload), strategy)
+    return 0 if isinstance(card, str) else trace.workload.batch_size * int(card.device_bytes)
 
 
 def bound_phase(work: PhaseWork, hardware: HardwareProfile, dtype: str, kind: str) -> PhaseLatency:

@@ -7,9 +7,24 @@ import numpy as np
 
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.session_card import HostBuffers
+from offload_eval.errors import InputError
 
 UNLIMITED: Final = 2**62
 """Sessions where nothing grows with them."""
+
+
+MOST_BYTES: Final = 2**61
+"""Rounding up may double bytes, which have to stay below 2**63."""
+
+
+def refuse_overflow(num_bytes: float, what: str) -> None:
+    """Refuses bytes that no machine has, and no 64-bit integer.
+
+    Raises:
+        InputError: The message says what takes so many.
+    """
+    if num_bytes >= MOST_BYTES:
+        raise InputError(f"{what} needs {num_bytes:.1e} bytes of KV cache; allowed: less than {MOST_BYTES:.1e}")
 
 
 def sessions_that_fit(available_bytes: Counts | int, bytes_per_session: Counts) -> Counts:

@@ -33,7 +33,7 @@ def fitting_prompt_tokens(request: PlanRequest, strategy: PlanStrategy, output_t
 def _search(request: PlanRequest, strategy: PlanStrategy, output_tokens: int) -> LongestSession | None:
     cap = _MOST_TOKENS if request.limit is None else min(request.limit.tokens - output_tokens, _MOST_TOKENS)
     low, high = 0, max(0, cap) + 1  # the first is taken to fit, the second not to
-    limited_by: LimitedBy = "device" if request.limit is None else request.limit.limited_by
+    limited_by: LimitedBy | None = None if request.limit is None else request.limit.limited_by
     while high - low > 1:
         tokens = np.unique(np.linspace(low, high, _POINTS).astype(np.int64)[1:-1])
         verdict = _fits(request, strategy, tokens, output_tokens)

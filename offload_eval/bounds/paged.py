@@ -65,11 +65,13 @@ def shared_prefix_bytes(
     """Bytes of a prefix that one copy serves for every session.
 
     Shared are its whole blocks, in layers that keep every token, and in windowed ones that a whole session fits into.
-    Layers with a state share nothing. Tokens that could be in a session's unquantized residual window are its own.
+    Layers with a state share nothing. The prompt's newest tokens, as many as an unquantized residual window holds,
+    are each session's own.
     """
     stored = kv_format(paging, bits)
     block = paging.block_tokens
-    tokens = np.maximum(prefix_tokens - stored.residual_tokens, 0) // block * block
+    quantized = np.maximum(lengths.prompt_tokens - stored.residual_tokens, 0)
+    tokens = np.minimum(prefix_tokens, quantized) // block * block
     total = np.zeros_like(tokens)
     for group in shape.layer_groups:
         if group.state is None and group.cache in ("full", "latent", "sliding"):

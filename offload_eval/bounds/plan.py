@@ -61,19 +61,27 @@ def make_plan(request: PlanRequest) -> Plan:
         longest_sessions=tuple(
             found for strategy in request.strategies if (found := longest_session(request, strategy)) is not None
         ),
-        long_requests=tuple(_long_requests(request, dict.fromkeys(requests))),
+        long_requests=tuple(_long_requests(request, cells.index(answering), dict.fromkeys(requests))),
         population=population,
         population_device=_population_ledger(request) if population else None,
         assumptions=tuple(plan_assumptions(request, cells)),
     )
 
 
-def _long_requests(request: PlanRequest, asked: Iterable[tuple[str, int, int]]) -> Iterator[LongRequest]:
-    """What becomes of each request (name, prompt and output tokens) that is too long."""
+def _long_requests(
+    request: PlanRequest, answering: int, asked: Iterable[tuple[str, int, int]]
+) -> Iterator[LongRequest]:
+    """What becomes of each request (name, prompt and output tokens) that is too long.
+
+    Args:
+        request: What is asked.
+        answering: The index of the strategy that has to admit a suggestion.
+        asked: The requests.
+    """
     for name, prompt_tokens, output_tokens in asked:
         found = request.check(name, prompt_tokens, output_tokens)
         if found is not None and found.outcome == "suggested":
-            fitting = fitting_prompt_tokens(request, request.strategies[0], output_tokens)
+            fitting = fitting_prompt_tokens(request, request.strategies[answering], output_tokens)
             found = msgspec.structs.replace(found, fitting_prompt_tokens=fitting)
         if found is not None:
             yield found
@@ -101,6 +109,7 @@ def _population_cell(request: PlanRequest, groups: list[SessionGroup], strategy:
         ),
         batching=request.spec.batching,
         encoder_tokens=request.spec.encoder_tokens,
+        prefill_chunk_tokens=request.spec.prefill_chunk_tokens,
     )
     sums = sum_population(groups, request.spec.percentile, strategy, deployment)
     admitted = {group.name for group in groups}

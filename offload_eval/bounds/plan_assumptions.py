@@ -68,12 +68,15 @@ def _partition_assumptions(request: PlanRequest) -> Iterator[str]:
         )
         yield from _uneven_heads(request)
     if partition.pipeline_parallel > 1:
-        yield "The fullest pipeline stage decides."
+        yield "The fullest pipeline stage decides; layers that are counted below are the whole model's."
     if partition.data_parallel > 1:
         yield "Replicas are filled alike and share one host; a batch, and a population, is one replica's."
 
 
 def _model_assumptions(request: PlanRequest) -> Iterator[str]:
+    config_dtype = request.model.config_dtype
+    if config_dtype not in (None, request.model.dtype):
+        yield f"The config's own dtype is {config_dtype}; counted is {request.model.dtype} (--dtype)."
     caches = {group.cache for group in request.model.shape.layer_groups}
     if "cross" in caches and request.spec.encoder_tokens is None:
         yield (

@@ -41,6 +41,8 @@ class PlanModel:
     """None where nothing states them; only a budget needs them."""
     weights_source: str
     dtype: str
+    config_dtype: str | None = None
+    """The dtype that the config names; None where it names none."""
 
 
 @dataclass(frozen=True, kw_only=True)

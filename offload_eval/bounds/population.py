@@ -11,7 +11,7 @@ import numpy as np
 
 from offload_eval.bounds.grid import Ledgers, PlanStrategy, ReplicaCard, replica_card
 from offload_eval.bounds.kv_views import Counts
-from offload_eval.bounds.ledgers import UNLIMITED, pinned_bytes, pinned_sessions
+from offload_eval.bounds.ledgers import UNLIMITED, pinned_bytes, pinned_sessions, refuse_overflow
 from offload_eval.bounds.paged import shared_prefix_bytes
 from offload_eval.bounds.partition import rank_shapes
 from offload_eval.bounds.session_card import HostBuffers, Lengths, Refusal
@@ -30,6 +30,7 @@ class Deployment:
     ledgers: Ledgers
     batching: Batching
     encoder_tokens: int | None = None
+    prefill_chunk_tokens: int | None = None
 
     def card(self, strategy: PlanStrategy, lengths: Lengths) -> ReplicaCard | Refusal:
         """The card of one session at each of the lengths."""
@@ -73,7 +74,7 @@ class _Mix:
 def _sum(
     groups: Sequence[SessionGroup], at: str, strategy: PlanStrategy, deployment: Deployment
 ) -> PopulationSum | Refusal:
-    lengths = _lengths(groups, at)
+    lengths = _lengths(groups, at, deployment.prefill_chunk_tokens)
     if isinstance(strategy, PagingSpec):
         mix: _Mix | Refusal = _paged_mix(groups, lengths, strategy, deployment)
     else:
@@ -96,11 +97,12 @@ def _sum(
     )
 
 
-def _lengths(groups: Sequence[SessionGroup], at: str) -> Lengths:
+def _lengths(groups: Sequence[SessionGroup], at: str, prefill_chunk_tokens: int | None) -> Lengths:
     outputs = [group.max_new_tokens if at == "caps" else getattr(group.generated_tokens, at) for group in groups]
     return Lengths(
         prompt_tokens=np.array([group.prompt_tokens for group in groups], np.int64),
         output_tokens=np.array(outputs, np.int64),
+        prefill_chunk_tokens=prefill_chunk_tokens,
     )
 
 
@@ -137,7 +139,7 @@ def _paged_mix(
         prefix_bytes = shared_prefix_bytes(stage, deployment.bits, prefixes, lengths, strategy)
         session_bytes = rank.device_peak_bytes + (beams - 1) * (rank.device_peak_bytes - prompt_bytes)
         grown.append(_total(sessions, session_bytes - prefix_bytes))
-        shared.append(int(np.sum(prefix_bytes)))
+        shared.append(int(np.sum(prefix_bytes)) + rank.device_fixed_bytes)
         saved.append(_total(sessions - 1, prefix_bytes))
     return _Mix(grown_bytes=grown, shared_bytes=shared, prefix_saved_bytes=saved)
 
@@ -156,11 +158,13 @@ def _batched_mix(
         longest = Lengths(
             prompt_tokens=lengths.prompt_tokens.max(keepdims=True),
             output_tokens=lengths.output_tokens.max(keepdims=True),
+            prefill_chunk_tokens=lengths.prefill_chunk_tokens,
         )
         padded = deployment.card(strategy, longest)
         assert not isinstance(padded, str), "a card exists at every length or at none"
         batch_rows, batches = rows.sum(keepdims=True), padded
     grown = _rank_bytes(batches, batch_rows)
+    refuse_overflow(sum(grown) + _total(batch_rows, batches.host_bytes), "the population")
     without_padding = _rank_bytes(unpadded, rows)
     return _Mix(
         grown_bytes=grown,

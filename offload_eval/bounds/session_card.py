@@ -33,9 +33,6 @@ from offload_eval.core.experiment import (
 )
 from offload_eval.core.shape import LayerGroup, ModelShape
 
-UPSTREAM_OFFLOADED_LAYERS: Final = Fraction(5, 2)
-"""Layers of KV on the device at once under transformers' offloading: the layer in use, the one prefetched after it,
-and half a layer more while keys, and then values, are concatenated with the new token's."""
 UPSTREAM_DEFAULTS: Final = {"nbits": 4, "q_group_size": 64, "residual_length": 128}
 """Source: transformers 5.24, cache_utils.QuantizedLayer."""
 
@@ -167,7 +164,7 @@ class _Layers:
             # A compressor holds most just before it closes a stretch of tokens.
             before_close = (lengths.cached_tokens + 1) // ratio * ratio - 1
             was_alive = kv_total(groups, np.maximum(before_close, 0), TRANSFORMERS_STATIC, stored)
-            peak_bytes = np.maximum(peak_bytes, np.where(before_close >= lengths.prompt_tokens, was_alive, 0))
+            peak_bytes = np.maximum(peak_bytes, np.where(before_close > 0, was_alive, 0))
         return peak_bytes
 
     def _prefilled_bytes(self, groups: tuple[LayerGroup, ...], lengths: Lengths, stored: KvFormat) -> Counts:
@@ -176,7 +173,8 @@ class _Layers:
         for group in groups:
             view, tokens = TRANSFORMERS_PREFILLED, lengths.prompt_tokens
             if group.window_tokens is not None and lengths.prefill_chunk_tokens is not None:
-                tokens = np.minimum(tokens, group.window_tokens - 1 + lengths.prefill_chunk_tokens)
+                last_chunk = (tokens - 1) % lengths.prefill_chunk_tokens + 1
+                tokens = np.minimum(tokens, group.window_tokens - 1 + last_chunk)
             if group.compression is not None:
                 view = TRANSFORMERS_STATIC  # its rows and entries are cut apart: what a prefill keeps is not modelled
             total = total + kv_total((group,), tokens, view, stored, self.encoder_tokens)
@@ -259,7 +257,7 @@ def _static_refusal(layers: _Layers) -> Refusal | None:
 
 
 def _other_layers(layers: _Layers) -> tuple[str, ...]:
-    kinds = _kinds(tuple(group for group in layers.others if group.cache not in ("none", "shared")))
+    kinds = _kinds(tuple(group for group in layers.others if group.window_tokens is not None))
     if not kinds:
         return ()
     return (
@@ -282,7 +280,7 @@ def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCar
         return "transformers' offloading leaves cross-attention on the host"
     tokens = lengths.cached_tokens
     held_bytes = layers.held_bytes(layers.groups, tokens)
-    layers_on_device, device_bytes = _offloaded_device_bytes(layers, tokens)
+    device_bytes = _offloaded_device_bytes(layers, tokens)
     with_step = lengths.steps > 0
     return SessionCard(
         device_bytes=device_bytes,
@@ -292,7 +290,8 @@ def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCar
         h2d_bytes=np.where(with_step, layers.held_bytes(layers.groups, tokens - 1), 0),
         d2h_bytes=np.where(with_step, held_bytes, 0),
         assumptions=(
-            f"{layers_on_device:g} layers' KV are on the device; each layer crosses the link whole, both ways.",
+            "The layer in use, what concatenating new tokens to it takes, and the next layer are on the device; each "
+            "layer crosses the link whole, both ways.",
             "Smaller pinned blocks that a growing buffer leaves behind in torch's allocator are not counted.",
             *_other_layers(layers),
         ),
@@ -310,20 +309,32 @@ def _keys_and_values(layers: _Layers, groups: tuple[LayerGroup, ...], tokens: Co
                 yield HostBuffers(count=group.count, bytes=size)
 
 
-def _offloaded_device_bytes(layers: _Layers, tokens: Counts) -> tuple[float, Counts]:
-    """Layers on the device at once, and their bytes: one and a half times the layer in use, and the one after it.
+def _offloaded_device_bytes(layers: _Layers, tokens: Counts) -> Counts:
+    """The layer in use while new tokens are concatenated to it, and the one that is prefetched after it.
 
     Layers that hold nothing are passed over; after the last layer comes the first.
     """
     sizes = [layers.layer_bytes(group, tokens) for group in layers.groups]
+    in_use = [_concatenated_bytes(group, size) for group, size in zip(layers.groups, sizes, strict=True)]
     holding = [index for index in layers.order if _row_values(layers.groups[index])]
     if not holding:
-        return 0.0, np.zeros_like(tokens)
+        return np.zeros_like(tokens)
     if len(holding) == 1:
-        return 1.5, -(-3 * sizes[holding[0]] // 2)
+        return in_use[holding[0]]
     pairs = set(zip(holding, [*holding[1:], holding[0]], strict=True))
-    halves: Counts = np.maximum.reduce([3 * sizes[in_use] + 2 * sizes[after] for in_use, after in pairs])
-    return float(UPSTREAM_OFFLOADED_LAYERS), -(-halves // 2)
+    most: Counts = np.maximum.reduce([in_use[used] + sizes[after] for used, after in pairs])
+    return most
+
+
+def _concatenated_bytes(group: LayerGroup, layer_bytes: Counts) -> Counts:
+    """A layer with the copies that an update makes: a full one frees its old keys before it makes new values.
+
+    Source: transformers 5.24, cache_utils.DynamicLayer.update and DynamicSlidingWindowLayer.update.
+    """
+    if group.window_tokens is not None:
+        return 2 * layer_bytes
+    wider = max(group.key_head_dim, group.value_head_dim)
+    return layer_bytes + layer_bytes * wider // max(1, group.key_head_dim + group.value_head_dim)
 
 
 def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | Refusal:

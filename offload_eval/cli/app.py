@@ -9,6 +9,7 @@ import typer
 from offload_eval import __version__
 from offload_eval.cli.ending import end
 from offload_eval.cli.plan_options import plan
+from offload_eval.cli.trace_options import trace
 
 app = typer.Typer(
     help="Measures what offloading or quantizing the KV cache buys, beside the analytic bound.",
@@ -132,3 +133,4 @@ def doctor(json_output: JsonOption = False) -> None:
 
 
 app.command()(plan)
+app.command()(trace)

@@ -10,19 +10,17 @@ from offload_eval.bounds.grid import PlanStrategy
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.partition import rank_shapes
 from offload_eval.bounds.plan_request import PlanModel, PlanRequest
+from offload_eval.cli.option_overrides import COMMAND_LINE, as_overrides
 from offload_eval.cli.plan_lengths import plan_workloads
 from offload_eval.cli.plan_options import EXPERIMENT_PLACES
 from offload_eval.core.experiment import BITS_PER_VALUE, BudgetSpec, Experiment
 from offload_eval.errors import InputError, OffloadEvalError
 from offload_eval.store.experiment_file import build_for_plan, load_for_plan
 from offload_eval.store.model_config import load_model_config
-from offload_eval.store.origin import Origin, Override
+from offload_eval.store.origin import Origin
 from offload_eval.store.strategy_text import DEFAULT_STRATEGIES, parse_strategies
-from offload_eval.units import GIB
 
 _BUDGET: Final = ("weights_gib", "runtime_gib", "reserve_gib", "activations_gib", "estimate_activations")
-_COMMAND_LINE: Final = Path("command line")
-"""Stands for the file's name in refusals of options, where there is no file."""
 
 
 def plan_request(
@@ -47,12 +45,12 @@ def plan_request(
         InputError: The file, an option or the model's config is wrong.
         UnknownModelStructureError: The arithmetic does not know the model's structure.
     """
-    changes = [_override(name, value) for name, value in options.items()]
+    changes = as_overrides(options, EXPERIMENT_PLACES)
     if model is not None and not model.strip():
         raise InputError("--model: '' is not allowed; allowed: a config.json, a folder or a preset")
     if experiment is None:
         _check_options(model, counts, overrides)
-        asked, given = build_for_plan({}, Origin(file=_COMMAND_LINE, overrides=changes)), set[str]()
+        asked, given = build_for_plan({}, Origin(file=COMMAND_LINE, overrides=changes)), set[str]()
     else:
         asked, given = load_for_plan(experiment, overrides, changes)
     request = PlanRequest(
@@ -87,7 +85,17 @@ def _read_model(location: str, relative_to: Path | None, dtype: str) -> PlanMode
         weights_bytes=found.weights_bytes,
         weights_source=found.weights_source or "stated",
         dtype=dtype,
+        config_dtype=_config_dtype(found.config),
     )
+
+
+def _config_dtype(config: Mapping[str, Any]) -> str | None:
+    text = config.get("text_config")
+    for each in (text if isinstance(text, Mapping) else {}, config):
+        stated = each.get("dtype") or each.get("torch_dtype")
+        if isinstance(stated, str) and len(stated) < 40:
+            return stated
+    return None
 
 
 def _budget(
@@ -131,16 +139,6 @@ def _check_request(request: PlanRequest) -> None:
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
         raise InputError(f"two strategies have the label {twice!r}; give one of them another name")
-
-
-def _override(name: str, value: Any) -> Override:
-    option = f"--{name.replace('_', '-')}"
-    if not name.endswith("_gib"):
-        shown = option if value is True else f"{option} {value}"
-        return Override(path=EXPERIMENT_PLACES[name], value=value, origin=shown)
-    # A size below zero, or none at all, is refused where the experiment's own are.
-    size_bytes = round(value * GIB) if abs(value) < 2**33 else value
-    return Override(path=EXPERIMENT_PLACES[name], value=size_bytes, origin=f"{option} {value:g}")
 
 
 def _check_options(model: str | None, counts: Mapping[str, str | None], overrides: Sequence[str]) -> None:

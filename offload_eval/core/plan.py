@@ -106,7 +106,8 @@ class PlanSpec(Strict, frozen=True, kw_only=True):
     estimate_activations: bool = False
     """Take them from the closed form of `bounds/activations.py` instead."""
     prefill_chunk_tokens: PositiveInt | None = None
-    """Prompt tokens an engine prefills at once; None: a whole prompt. The activation estimate's."""
+    """Prompt tokens prefilled at once; None: a whole prompt. Of them activations are estimated, and the windows of
+    transformers' caches keep the last chunk's until the next step."""
     encoder_tokens: TokenCount | None = None
     """Tokens that cross-attention reads; None: the model's fixed count, or else the cached tokens."""
     paging: PagingSpec = msgspec.field(default_factory=PagingSpec)
@@ -215,7 +216,7 @@ class LongRequest(Strict, frozen=True, kw_only=True):
     limited_by: LimitedBy
     outcome: Literal["refused", "queued", "suggested"]
     fitting_prompt_tokens: int | None = None
-    """The longest prompt with the same generation that the first strategy would admit; None: none is short enough."""
+    """The longest prompt with the same generation that the plan's `strategy` would admit; None: there is none."""
 
 
 class LongestSession(Strict, frozen=True, kw_only=True):
@@ -223,8 +224,8 @@ class LongestSession(Strict, frozen=True, kw_only=True):
 
     strategy: str
     tokens: int
-    limited_by: LimitedBy
-    """What stops it there."""
+    limited_by: LimitedBy | None
+    """What stops it there; None: nothing does up to here, and none longer was tried."""
 
 
 class PopulationSum(Strict, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from offload_eval.core.base import Strict
 from offload_eval.core.experiment import DeviceName, StrategySpec, Workload
+from offload_eval.core.latency import LatencyBounds
 from offload_eval.core.records import Evidence
 
 
@@ -34,6 +35,13 @@ class PhaseTrace(Strict, frozen=True, kw_only=True):
     num_d2h_copies: int
     matmul_flops: int
     """Floating-point operations of matrix products, convolutions and attention, two for a multiply-add."""
+    attention_flops: int
+    """Those of them in fused attention operators."""
+    hidden_flops: int
+    """Those of them that a causal mask hides: about half of a whole prompt's attention."""
+    weights_read_bytes: int
+    """Weights that operators read, once for each forward pass: of embeddings the rows looked up, of experts those that
+    tokens can reach."""
     touched_bytes: int
     """Bytes that operators read and wrote: each one's inputs and outputs once. Views touch nothing."""
     contributors: tuple[Contributor, ...]
@@ -76,3 +84,35 @@ class Trace(Strict, frozen=True, kw_only=True):
     def decode_peak_device_bytes(self) -> int:
         """The highest peak of all traced steps: the first may hold what prefill left, a flush its transients."""
         return max(step.peak_device_bytes for step in self.steps)
+
+
+class TracedAdmission(Strict, frozen=True, kw_only=True):
+    """The largest batches whose traced peaks fit a budget, without what an allocator rounds up and fragments."""
+
+    available_bytes: int
+    """Device bytes for weights, cache and activations: the budget less runtime and reserve."""
+    prefill_sessions: int
+    """The largest batch whose prefill fits."""
+    decode_sessions: int
+    """The largest batch whose decode steps fit."""
+    limit: int
+    """The smaller of the two."""
+    is_capped: bool = False
+    """Whether the search stopped at the largest batch that is tried."""
+    num_traces: int
+    """Batches that were traced to find it; the limit and the next batch are among them."""
+
+
+class TracedCell(Strict, frozen=True, kw_only=True):
+    """One strategy on one workload, as `trace` answers."""
+
+    kind: str
+    strategy: str
+    workload: str
+    refusal: str | None = None
+    """Why it cannot be traced."""
+    trace: Trace | None = None
+    latency: LatencyBounds | None = None
+    """None without a hardware profile."""
+    admission: TracedAdmission | None = None
+    """None without a budget."""

@@ -157,8 +157,12 @@ def _longest(sessions: Sequence[LongestSession]) -> Table:
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("stopped by")
     for longest in sessions:
-        table.add_row(longest.strategy, f"{longest.tokens:,} tokens", _STOPS[longest.limited_by])
+        table.add_row(longest.strategy, f"{longest.tokens:,} tokens", _stop(longest))
     return table
+
+
+def _stop(longest: LongestSession) -> str:
+    return "none longer was tried" if longest.limited_by is None else _STOPS[longest.limited_by]
 
 
 def _concurrency(plan: Plan) -> Iterator[Text]:
@@ -174,8 +178,10 @@ def _footprint(plan: Plan) -> Iterator[RenderableType]:
     sizes = plan.kv_cache_bytes
     is_plain = plan.kv_cache_dtype in ("auto", "bfloat16", "float16", "float32")
     stored = plan.dtype if plan.kv_cache_dtype == "auto" else plan.kv_cache_dtype
-    yield Text(f"KV cache of one session of {plan.cached_tokens:,} cached tokens, {stored}, unsharded. ideal: what a")
-    yield Text("paged engine must hold; transformers: what its cache holds at rest.")
+    yield Text(
+        f"KV cache of one session of {plan.cached_tokens:,} cached tokens, {stored}, unsharded. ideal: what a paged "
+        "engine must hold; transformers: what its cache holds at rest."
+    )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("layers", overflow="fold")
     cache = "DynamicCache" if is_plain else "QuantizedCache"

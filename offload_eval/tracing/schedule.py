@@ -64,7 +64,17 @@ def sum_of_chunks(early: Sequence[dict[str, int]], late: Sequence[dict[str, int]
     }
 
 
-COUNTS: Final = ("h2d_bytes", "d2h_bytes", "num_h2d_copies", "num_d2h_copies", "matmul_flops", "touched_bytes")
+COUNTS: Final = (
+    "h2d_bytes",
+    "d2h_bytes",
+    "num_h2d_copies",
+    "num_d2h_copies",
+    "matmul_flops",
+    "attention_flops",
+    "hidden_flops",
+    "weights_read_bytes",
+    "touched_bytes",
+)
 """What adds up over chunks."""
 
 

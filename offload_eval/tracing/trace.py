@@ -173,7 +173,7 @@ class _Run:
         for tensor in tracing.weights:
             self._memory.enter(tensor)
         account = CopyAccount()
-        self._tracer = Tracer(self._memory, account, tracing.repeats)
+        self._tracer = Tracer(self._memory, account, tracing.repeats, tracing.weights)
         self.held: Counter[Label] = Counter()
         """What generate() holds because of the prompt's length, once the first token is out."""
         self.second_forward: dict[str, int] = {}

@@ -1,6 +1,6 @@
 """Follows every operator of a run without data: what it allocates, copies, computes and touches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -16,7 +16,7 @@ from offload_eval.tracing.known_values import assume_ones, follow, scalar
 from offload_eval.tracing.ledger import PROMPT, Label, TracedMemory
 from offload_eval.tracing.link import CopyAccount
 from offload_eval.tracing.repeats import Repeats, tensors_in
-from offload_eval.tracing.work import matmul_flops, touched_bytes
+from offload_eval.tracing.work import WorkAccount
 
 GENERATE: Final = "generate"
 """Stands for the module where no module of the model runs."""
@@ -46,17 +46,19 @@ class Tracer(TorchDispatchMode):
         account: Where copies between the tiers are counted that the model's forward makes. What generate() copies
             around it, such as tokens to the host, is not the strategy's.
         repeats: Results seen in earlier runs.
+        weights: The model's parameters and buffers.
     """
 
-    def __init__(self, memory: TracedMemory, account: CopyAccount, repeats: Repeats) -> None:
+    def __init__(
+        self, memory: TracedMemory, account: CopyAccount, repeats: Repeats, weights: Sequence[torch.Tensor]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped upstream
         self.memory = memory
         self.account = account
         self.forwards: list[dict[str, int]] = []
         """What had been counted in the phase at each call of the model's forward."""
         self._repeats = repeats
-        self._matmul_flops = 0
-        self._touched_bytes = 0
+        self._work = WorkAccount(weights)
         self._modules: list[str] = []
         self._outside = PROMPT
         self._answers: list[bool] = []
@@ -83,8 +85,7 @@ class Tracer(TorchDispatchMode):
         for output in outputs:
             self.memory.enter(output)
         self._count_copy(func, args, outputs)
-        self._matmul_flops += matmul_flops(func, args, kwargs, result)
-        self._touched_bytes += touched_bytes(func, args, inputs, outputs)
+        self._work.add(func, args, kwargs, result, inputs, outputs)
         return result
 
     @contextmanager
@@ -95,6 +96,7 @@ class Tracer(TorchDispatchMode):
         def enter(module: torch.nn.Module, _args: Any) -> None:
             if not self._modules:
                 self._outside = GENERATE
+                self._work.start_forward()
                 self.forwards.append(self._counts())
             self._modules.append(names.get(id(module), type(module).__name__))
 
@@ -139,7 +141,7 @@ class Tracer(TorchDispatchMode):
         device.restart_peak()
         host.restart_peak()
         self.account.restart()
-        self._matmul_flops = self._touched_bytes = 0
+        self._work.restart()
         self.forwards.clear()
         return phase
 
@@ -199,10 +201,7 @@ class Tracer(TorchDispatchMode):
         return self._modules[-1] if self._modules else self._outside
 
     def _counts(self) -> dict[str, int]:
-        return self.account.counts() | {
-            "matmul_flops": self._matmul_flops,
-            "touched_bytes": self._touched_bytes,
-        }
+        return self.account.counts() | self._work.counts()
 
     def _count_copy(self, func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> None:
         if func not in (_ATEN._to_copy.default, _ATEN.copy_.default) or not self._modules:

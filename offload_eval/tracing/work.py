@@ -1,5 +1,7 @@
 """What an operator computes and touches, from shapes alone."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -20,6 +22,90 @@ _WRITES_ROWS: Final = {
     _ATEN.scatter_.src: 3,
 }
 """Operators that write part of a tensor, and which argument is that part."""
+
+
+_ATTENTION: Final = (
+    _ATEN._scaled_dot_product_flash_attention.default,
+    _ATEN._scaled_dot_product_efficient_attention.default,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+)
+"""Fused attention: query `[batch, heads, new_tokens, head_dim]`, then keys `[batch, kv_heads, tokens, head_dim]`."""
+
+
+class WorkAccount:
+    """Adds up what operators compute and read.
+
+    Args:
+        weights: The model's parameters and buffers.
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        self._weights = {weight.untyped_storage()._cdata for weight in weights}
+        self._sums: Counter[str] = Counter()
+        self._read: dict[int, int] = {}
+        """Storage of a weight -> bytes of it that this forward pass has read."""
+
+    def add(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> None:
+        """Counts one operator."""
+        flops = matmul_flops(func, args, kwargs, result)
+        self._sums["matmul_flops"] += flops
+        self._sums["touched_bytes"] += touched_bytes(func, args, inputs, outputs)
+        if func in _ATTENTION:
+            new_tokens, tokens = args[0].shape[-2], args[1].shape[-2]
+            self._sums["attention_flops"] += flops
+            # Of the last new_tokens columns a causal mask hides the triangle above the diagonal.
+            self._sums["hidden_flops"] += flops * (new_tokens - 1) // (2 * tokens)
+        self._read_weights(func, args, inputs, outputs)
+
+    def start_forward(self) -> None:
+        """A forward pass reads its weights anew."""
+        self._sums["weights_read_bytes"] += sum(self._read.values())
+        self._read.clear()
+
+    def counts(self) -> dict[str, int]:
+        """What has been counted since the last restart."""
+        names = ("matmul_flops", "attention_flops", "hidden_flops", "touched_bytes")
+        read_bytes = self._sums["weights_read_bytes"] + sum(self._read.values())
+        return {name: self._sums[name] for name in names} | {"weights_read_bytes": read_bytes}
+
+    def restart(self) -> None:
+        """Starts a phase."""
+        self._sums.clear()
+        self._read.clear()
+
+    def _read_weights(
+        self, func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
+        if func.is_view or func in _RENAMES:
+            return
+        for tensor in inputs:
+            storage = tensor.untyped_storage()
+            if storage._cdata in self._weights:
+                read = _bytes_read(func, args, tensor, outputs)
+                self._read[storage._cdata] = max(read, self._read.get(storage._cdata, 0))
+
+
+def _bytes_read(func: Any, args: tuple[Any, ...], weight: torch.Tensor, outputs: list[torch.Tensor]) -> int:
+    if func in _READS_ROWS:
+        return int(min(weight.nbytes, sum(output.nbytes for output in outputs)))
+    if func is _ATEN._grouped_mm.default and weight is args[1]:
+        return int(weight.nbytes) - _idle_bytes(args)
+    return int(weight.nbytes)
+
+
+def _idle_bytes(args: tuple[Any, ...]) -> int:
+    """Experts beyond the count of tokens that are routed."""
+    weights: torch.Tensor = args[1]
+    idle_bytes: int = weights.nbytes // weights.shape[0] * max(weights.shape[0] - args[0].shape[0], 0)
+    return idle_bytes
 
 
 def matmul_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -55,9 +141,7 @@ def touched_bytes(func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], 
     if func in _WRITES_ROWS:
         return 2 * int(args[_WRITES_ROWS[func]].nbytes)
     if func is _ATEN._grouped_mm.default:
-        weights: torch.Tensor = args[1]
-        idle_bytes: int = weights.nbytes // weights.shape[0] * max(weights.shape[0] - args[0].shape[0], 0)
-        return _total(inputs, outputs) - idle_bytes
+        return _total(inputs, outputs) - _idle_bytes(args)
     return _total(inputs, outputs)
 
 

@@ -1,0 +1,102 @@
+"""The options of `offload-eval trace`; each that stands for a value of an experiment names its place in the file."""
+
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from offload_eval.cli.ending import end
+
+EXPERIMENT_PLACES: Final[dict[str, tuple[str, ...]]] = {
+    "dtype": ("model", "dtype"),
+    "attn": ("model", "attn_implementation"),
+    "vram_gib": ("budget", "device_bytes"),
+    "runtime_gib": ("budget", "runtime_bytes"),
+    "reserve_gib": ("budget", "reserve_bytes"),
+}
+"""Option -> the value of an experiment that it replaces."""
+
+
+def trace(
+    context: typer.Context,
+    experiment: Annotated[
+        Path | None, typer.Argument(help="An experiment file; options replace its values.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A config.json, a folder that holds one, or a preset such as llama-3.1-8b.", show_default=False
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        str | None, typer.Option(help="Prompt tokens a session.", show_default=False, metavar="N[,N...]")
+    ] = None,
+    output_tokens: Annotated[
+        str | None,
+        typer.Option(help="Generated tokens a session, at least 2.", show_default=False, metavar="N[,N...]"),
+    ] = None,
+    batch_size: Annotated[
+        str | None, typer.Option(help="Sessions of one batch.", show_default=False, metavar="N[,N...]")
+    ] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strategy",
+            metavar="KIND[:KEY=VALUE,...]",
+            help="dynamic, static, offloaded, offloaded_static, streamed or quantized, as in "
+            "quantized:backend=hqq,nbits=2. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="dtype of the model: bfloat16, float16, float32.", show_default=False)
+    ] = None,
+    attn: Annotated[
+        str | None,
+        typer.Option(help="Attention: sdpa, eager, flash_attention_2 (no package is needed).", show_default=False),
+    ] = None,
+    prefill_chunk_size: Annotated[
+        int | None, typer.Option(min=1, help="Prompt tokens prefilled at once.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(help="Whose kernels are followed: cuda or cpu. None is needed.")] = "cuda",
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            help="Bound times on a hardware profile: a YAML file, or a name such as h100-sxm.", show_default=False
+        ),
+    ] = None,
+    vram_gib: Annotated[
+        float | None,
+        typer.Option(
+            help="Memory of the device: searches the largest batch that fits.", show_default=False, metavar="GiB"
+        ),
+    ] = None,
+    runtime_gib: Annotated[
+        float | None, typer.Option(help="Outside the allocator.", show_default=False, metavar="GiB")
+    ] = None,
+    reserve_gib: Annotated[float | None, typer.Option(help="Kept free.", show_default=False, metavar="GiB")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Replace one value of the file.", show_default=False),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> NoReturn:
+    """Run the real modeling code and caches on tensors without data: peaks, contributors, bytes over the link."""
+
+    def body() -> int:
+        from offload_eval.cli.trace import trace_command
+
+        return trace_command(
+            experiment=experiment,
+            model=model,
+            counts={"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "batch_size": batch_size},
+            strategies=strategy or [],
+            options={name: value for name in EXPERIMENT_PLACES if (value := context.params[name]) is not None},
+            overrides=overrides or [],
+            prefill_chunk_tokens=prefill_chunk_size,
+            device=device,
+            hardware=hardware,
+            json_output=json_output,
+        )
+
+    end(body)

@@ -1,0 +1,164 @@
+"""`trace` on the command line, the search for the largest batch, and the bounds that rest on a trace.
+
+The tiny Llama has 3 layers, hidden size 64, 4 heads, 2 kv heads, head_dim 16 and a vocabulary of 128; float32. Weights:
+2 * 128 * 64 in embeddings and head, 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) in layers, 7 * 64 in norms.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offload_eval.cli.app import app
+from offload_eval.tracing.admission import MOST_SESSIONS, largest_that_fits
+
+PARAMETERS = 2 * 128 * 64 + 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 7 * 64
+TOKEN_BYTES = 3 * 2 * 2 * 16 * 4
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["trace", *arguments])
+
+
+@pytest.fixture
+def tiny(tiny_config_dir: Path) -> tuple[str, ...]:
+    return ("--model", str(tiny_config_dir), "--dtype", "float32", "--prompt-tokens", "40", "--output-tokens", "3")
+
+
+def trace(*arguments: str) -> Any:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+class TestContract:
+    def test_both_phases_of_every_strategy(self, tiny: tuple[str, ...]):
+        document = trace(*tiny, "--device", "cpu", "--strategy", "dynamic,streamed,quantized-fp8", "--batch-size", "2")
+        assert document["weights_bytes"] == 4 * PARAMETERS + 2 * 4 * 8, (
+            "rotary frequencies are two buffers of 8 values"
+        )
+        assert [each["kind"] for each in document["strategies"]] == ["dynamic", "streamed", "quantized"]
+        for each in document["strategies"]:
+            for phase in (each["prefill"], each["decode"]):
+                assert phase["peak_device_bytes"] >= phase["live_device_bytes"] > document["weights_bytes"]
+                assert sum(part["bytes"] for part in phase["contributors"]) == phase["peak_device_bytes"]
+                assert phase["live_host_bytes"] >= 0
+        dynamic, streamed, _ = document["strategies"]
+        assert (dynamic["decode"]["h2d_bytes"], dynamic["decode"]["d2h_bytes"]) == (0, 0)
+        assert streamed["decode"]["d2h_bytes"] == 2 * TOKEN_BYTES, "one token of each of two sessions"
+        assert streamed["decode"]["live_host_bytes"] >= 2 * 42 * TOKEN_BYTES
+
+    def test_offloaded_moves_every_layer_whole_both_ways(self, tiny: tuple[str, ...]):
+        """42 tokens are cached at the last step; the first layer comes again, one token longer, for the next."""
+        (offloaded,) = trace(*tiny, "--strategy", "offloaded")["strategies"]
+        assert offloaded["decode"]["d2h_bytes"] == 42 * TOKEN_BYTES
+        assert offloaded["decode"]["h2d_bytes"] == 41 * TOKEN_BYTES + TOKEN_BYTES // 3
+
+    def test_what_cannot_be_traced_says_why_and_the_others_are_traced(self, tmp_path: Path):
+        path = tmp_path / "config.json"
+        fields = {"model_type": "gemma2", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64}
+        path.write_text(json.dumps(fields | heads | {"sliding_window": 8}))
+        document = trace(
+            "--model", str(path), "--attn", "eager", "--prompt-tokens", "20", "--strategy", "dynamic,quantized-fp8"
+        )
+        dynamic, quantized = document["strategies"]
+        assert dynamic["refusal"] is None
+        assert "full attention" in quantized["refusal"]
+        assert quantized["prefill"] is None
+
+    def test_an_experiment_file(self, tiny_experiment: Any, tmp_path: Path):
+        document = trace(str(tiny_experiment(tmp_path)), "--device", "cpu")
+        assert [each["workload"] for each in document["strategies"]] == ["small"] * 3
+        assert document["available_bytes"] == 8 * 2**20
+        assert document["strategies"][0]["admission"]["limit"] >= 1
+
+
+class TestText:
+    def test_peaks_contributors_and_chart(self, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("COLUMNS", "100")
+        text = invoke(*tiny, "--strategy", "dynamic,offloaded", "--hardware", "h100-sxm", "--vram-gib", "0.01").stdout
+        for words in (
+            "a decode step",
+            "largest at the prefill's peak",
+            "weights",
+            "|",
+            "TTFT",
+            "bounds, not predictions",
+        ):
+            assert words in text
+        assert max(map(len, text.splitlines())) <= 100
+
+
+class TestAdmission:
+    @pytest.mark.parametrize("available", [0, 10, 11, 999, 1000, 1001, 10**6, 10**9])
+    @pytest.mark.parametrize("start", [1, 7, 64])
+    def test_the_largest_count_of_a_bent_line(self, available: int, start: int):
+        """Flat at first, then steep: as a peak that an activation sets until the cache does."""
+        asked: list[int] = []
+
+        def peak(count: int) -> int:
+            asked.append(count)
+            return max(10 + count, 20 * count - 300)
+
+        found = largest_that_fits(peak, available, start)
+        expected = max(n for n in range(MOST_SESSIONS + 1) if n == 0 or max(10 + n, 20 * n - 300) <= available)
+        assert found == expected
+        assert len(asked) == len(set(asked)) <= 8
+
+    def test_the_limit_fits_and_the_next_batch_does_not(self, tiny: tuple[str, ...]):
+        arguments = (*tiny, "--strategy", "dynamic", "--device", "cpu", "--vram-gib", "0.002")
+        (dynamic,) = trace(*arguments)["strategies"]
+        admission = dynamic["admission"]
+        available_bytes = round(0.002 * 2**30)
+        assert admission["available_bytes"] == available_bytes
+        limit = admission["limit"]
+        assert limit == min(admission["prefill_sessions"], admission["decode_sessions"]) > 1
+        for batch, fits in ((limit, True), (limit + 1, False)):
+            (at,) = trace(*arguments, "--batch-size", str(batch))["strategies"]
+            peak_bytes = max(at["prefill"]["peak_device_bytes"], at["decode_peak_device_bytes"])
+            assert (peak_bytes <= available_bytes) is fits
+
+
+class TestLatency:
+    def test_bounds_come_from_the_trace_and_the_profile(self, tmp_path: Path, tiny: tuple[str, ...]):
+        """Two FLOPs for each weight but embedding and norms, and 4 * 4 heads * 42 * 16 * 3 layers of attention."""
+        card = tmp_path / "card.yaml"
+        figure = "{value: %s, source: this test, date: 2026-11-29}"
+        card.write_text(
+            f"name: card\nmemory_bytes_per_s: {figure % '1.0e9'}\npeak_flops_per_s: {{float32: {figure % '1.0e9'}}}\n"
+        )
+        (dynamic,) = trace(*tiny, "--strategy", "dynamic", "--device", "cpu", "--hardware", str(card))["strategies"]
+        tpot = dynamic["latency"]["tpot"]
+        products = PARAMETERS - 128 * 64 - 7 * 64
+        assert tpot["compute_s"] == pytest.approx((2 * products + 4 * 4 * 42 * 16 * 3) / 1e9)
+        cache_bytes = 42 * TOKEN_BYTES
+        read_bytes = 4 * (PARAMETERS - 128 * 64) + 4 * 64 + 4 * 8
+        assert tpot["ideal"]["seconds"] == pytest.approx((read_bytes + cache_bytes) / 1e9)
+        assert tpot["ideal"]["limited_by"] == "memory"
+        assert dynamic["latency"]["evidence"] == "traced"
+
+
+SDPA = ["--model", "gpt2", "--prompt-tokens", "4"]
+BAD_ARGUMENTS = {
+    "nothing": ([], "give an experiment file, or --model and --prompt-tokens"),
+    "no lengths": (["--model", "gpt2"], "--model and --prompt-tokens"),
+    "one output token": (["--model", "gpt2", "--prompt-tokens", "4", "--output-tokens", "1"], "allowed: at least 2"),
+    "too long": (["--model", "gpt2", "--prompt-tokens", "1023", "--output-tokens", "2"], "at most 1,024"),
+    "an engine": (["--model", "gpt2", "--prompt-tokens", "4", "--strategy", "paged"], "cannot be traced"),
+    "another device": (["--model", "gpt2", "--prompt-tokens", "4", "--device", "tpu"], "allowed: cuda, cpu"),
+    "another card": (["--model", "gpt2", "--prompt-tokens", "4", "--hardware", "h1000"], "h1000"),
+    "another dtype": (["--model", "gpt2", "--prompt-tokens", "4", "--dtype", "fp8"], "--dtype fp8"),
+    "another attention": ([*SDPA, "--attn", "magic"], "attn_implementation: 'magic'"),
+    "too many": (["--model", "gpt2", "--prompt-tokens", "1:900:1"], "at most 500"),
+    "override without a file": (["--model", "gpt2", "--prompt-tokens", "4", "--set", "a=1"], "needs an experiment"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
+def test_bad_arguments_end_with_2_and_one_line(arguments: list[str], words: str):
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split()), result.output
