@@ -7,6 +7,8 @@ grid_wall_over_generate_ratio  wall of a run of 3 strategies x 4 workloads x 3 t
                                generate(), all passes together. Goal 1.25.
 plan_cells_per_s               cells of `plan` a second: 250 lengths x 1,000 batches x 4 strategies against both
                                ledgers, in one call on one core. Goal 500,000.
+trace_405b_s                   wall of a trace of Llama-3.1-405B at 131,072 tokens, in its process, imports apart. Goal 5.
+trace_405b_rss_bytes           that process's peak resident set. Goal 1.5 GiB.
 plan_cli_s                     wall of `offload-eval plan` for one model, median of 11. Goal 0.5.
 """
 
@@ -180,7 +182,43 @@ def run_grid() -> tuple[float, float, float]:
     )
 
 
-BENCHES = {"help": bench_help, "plan": bench_plan, "tpot": bench_tpot_overhead, "grid": bench_grid}
+TRACE_405B = """
+import json, resource, time
+import torch
+torch.set_num_threads(1)
+from offload_eval.core.experiment import DynamicSpec, ModelSpec, Workload
+from offload_eval.execution.model_loading import build_traceable, load_config
+from offload_eval.store.model_config import load_model_config
+from offload_eval.tracing.trace import trace_strategy
+config = str(load_model_config("llama-3.1-405b").origin)
+spec = ModelSpec(config=config, weights="random", attn_implementation="flash_attention_2")
+started = time.perf_counter()
+model = build_traceable(spec, load_config(spec))
+trace_strategy(model, DynamicSpec(), Workload(prompt_tokens=130_815, output_tokens=257))
+wall_s = time.perf_counter() - started
+print(json.dumps([wall_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+"""
+
+
+def bench_trace() -> dict[str, Any]:
+    def measured() -> tuple[float, float]:
+        result = subprocess.run([sys.executable, "-c", TRACE_405B], check=True, capture_output=True, text=True)
+        wall_s, rss_bytes = json.loads(result.stdout.splitlines()[-1])
+        return wall_s, rss_bytes
+
+    samples = [measured() for _ in range(5)]
+    return with_spread("trace_405b_s", [wall_s for wall_s, _ in samples]) | with_spread(
+        "trace_405b_rss_bytes", [rss_bytes for _, rss_bytes in samples]
+    )
+
+
+BENCHES = {
+    "help": bench_help,
+    "trace": bench_trace,
+    "plan": bench_plan,
+    "tpot": bench_tpot_overhead,
+    "grid": bench_grid,
+}
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.paged import paged_card
 from offload_eval.bounds.partition import rank_shapes
 from offload_eval.bounds.population import Deployment, sum_population
-from offload_eval.bounds.session_card import HostBuffers, Lengths
+from offload_eval.bounds.session_card import HostBuffers, Lengths, session_card
 from offload_eval.core.experiment import DynamicSpec, OffloadedSpec, StreamedSpec
 from offload_eval.core.plan import PagingSpec, PartitionSpec, SessionGroup
 from offload_eval.core.shape import ModelShape
@@ -71,6 +71,14 @@ def population_bytes(shape: ModelShape, mix: list[SessionGroup], paging: PagingS
 def test_bytes_never_fall_with_tokens(shape: ModelShape, paging: PagingSpec, one: int, other: int):
     fewer, more = sorted((one, other))
     assert session_bytes(shape, fewer, paging) <= session_bytes(shape, more, paging)
+
+
+@given(shapes, tokens, tokens)
+def test_what_dynamic_holds_never_falls_with_tokens(shape: ModelShape, one: int, other: int):
+    assume(shape.in_transformers)
+    cards = [session_card(shape, 16, lengths(prompt), DynamicSpec()) for prompt in sorted((one, other))]
+    fewer, more = (int(card.device_peak_bytes) for card in cards if not isinstance(card, str))
+    assert fewer <= more
 
 
 @given(shapes, pagings, tokens)
@@ -151,6 +159,7 @@ def test_tensor_parallel_ranks_together_hold_at_least_the_whole(
 @given(shapes, st.integers(1, 16), tokens)
 def test_pipeline_stages_together_hold_the_whole(shape: ModelShape, stages: int, prompt_tokens: int):
     assume(stages <= sum(group.count for group in shape.layer_groups) // shape.caches_per_layer)
+    assume(stages == 1 or all(group.cache != "shared" for group in shape.layer_groups))
     paging = PagingSpec()
     cards = [paged_card(stage, 16, lengths(prompt_tokens), paging) for stage in rank_shapes(shape, 1, stages)]
     assert sum(int(card.device_bytes) for card in cards) == session_bytes(shape, prompt_tokens, paging)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plan_calls import BASE, BASE_MODEL, CHAT, LONG, Configure, invoke, plan
+from plan_calls import BASE, BASE_MODEL, CHAT, LONG, Configure, cell, invoke, plan
 
 from offload_eval.bounds.plan_cells import plan_cells, plan_grids
 from offload_eval.bounds.plan_request import columns
@@ -30,6 +30,13 @@ class TestLongestSession:
     def test_the_context_or_the_cap_stops_it(self):
         assert self.longest(*BASE)["streamed"] == (131_072, "context")
         assert self.longest(*BASE, "--max-request-tokens", "999")["streamed"] == (999, "max_request_tokens")
+
+    def test_nothing_stops_a_state(self):
+        document = plan("--model", "falcon-mamba-7b", "--prompt-tokens", "64", "--vram-gib", "80")
+        assert (document["longest_sessions"][0]["tokens"], document["longest_sessions"][0]["limited_by"]) == (
+            2**24,
+            None,
+        )
 
     def test_nothing_fits(self):
         assert self.longest(*BASE[:4], "--weights-gib", "25")["dynamic"] == (0, "device")
@@ -65,6 +72,26 @@ class TestPopulation:
         sums = self.sums(plan_experiment, "streamed", CHAT, LONG)
         assert sums["caps"]["padding_device_bytes"] == 3 * 40 * 2 * 128
         assert sums["caps"]["padding_host_bytes"] == 3 * 40 * 512
+
+    def test_one_group_is_its_own_cell(self, plan_experiment: Configure, plan_config: Configure):
+        """Windows that keep the last chunk of a prefill, and scales of fp8, are the same in both."""
+        group = {"name": "only", "sessions": 2, "prompt_tokens": 100, "max_new_tokens": 5}
+        paging = {"block_tokens": 1, "kv_cache_dtype": "fp8"}
+        path = plan_experiment({"population": [group], "prefill_chunk_tokens": 30, "paging": paging})
+        plan_config(model_type="mistral", sliding_window=16)
+        document = plan(str(path), "--prompt-tokens", "100", "--output-tokens", "5", "--batch-size", "2")
+        for each in document["population"]:
+            if each["refusal"] is None:
+                assert each["sums"][0]["device_bytes"] == cell(document, each["strategy"])["batch_device_bytes"]
+        # 15 rows before the last chunk, whose 10 tokens are what 30 leave of 100; 512 bytes a row.
+        assert cell(document, "dynamic")["batch_device_bytes"] == 2 * 25 * 512
+
+    def test_a_population_that_no_machine_holds_is_refused(self, plan_experiment: Configure):
+        huge = {"sessions": 1_000_000, "beams": 1024, "prompt_tokens": 2000}
+        path = plan_experiment({"population": [CHAT | huge], "host": {"memory_bytes": 2**40}})
+        result = invoke(str(path), "--model", "opt-66b", "--weights-gib", "1", "--vram-gib", "80")
+        assert result.exit_code == 2
+        assert "the population needs" in result.output
 
     def test_a_batch_for_each_group_pads_nothing(self, plan_experiment: Configure):
         """Streamed: buffers of 3 * 30 and of 70 tokens, 128 bytes each: 16,384 pinned for either, on 4 layers."""
@@ -174,6 +201,14 @@ class TestLongRequests:
         document = self.long(plan_experiment, "--prompt-tokens", "100", action="suggest", max_request_tokens=150)
         (request,) = document["long_requests"]
         assert (request["limited_by"], request["fitting_prompt_tokens"]) == ("max_request_tokens", 53)
+
+    def test_the_strategy_that_answers_suggests(self):
+        """Mistral 7B has no layer to stream; dynamic holds its 32,768 tokens on 80 GiB."""
+        arguments = ("--model", "mistral-7b-v0.1", "--prompt-tokens", "100000", "--vram-gib", "80")
+        document = plan(*arguments, "--strategy", "streamed,dynamic", "--long-requests", "suggest")
+        (request,) = document["long_requests"]
+        assert document["strategy"] == "dynamic"
+        assert request["fitting_prompt_tokens"] == 32_768
 
     def test_positions_that_are_relative_have_no_end(self):
         assert plan("--model", "t5-base", "--prompt-tokens", "9000")["long_requests"] == []

@@ -87,6 +87,17 @@ def test_offloaded_moves_what_each_layer_holds():
     assert card.d2h_bytes_per_step == 2 * (2 * 519 + 4 * 99) * 16
 
 
+def test_offloaded_holds_what_concatenation_takes():
+    """A full layer frees old keys before it makes new values, so the wider comes twice; a window has all twice."""
+    latent = replace(TWO_FULL, cache="latent", key_head_dim=6, value_head_dim=2)
+    card = mixed_bound(OffloadedSpec(), latent)
+    assert card is not None
+    assert card.kv_device_bytes_per_session == 519 * 2 * (8 + 6 + 8)
+    windows = mixed_bound(OffloadedSpec(), FOUR_SLIDING)
+    assert windows is not None
+    assert windows.kv_device_bytes_per_session == 99 * 16 * 3
+
+
 def test_offloaded_holds_the_neighbours_in_their_order():
     """Full layers apart: 1.5 of a full one and a sliding one; full at both ends: the first comes after the last."""
     apart = mixed_bound(OffloadedSpec(), layer_order=(0, 1, 1, 0, 1, 1))

@@ -1,7 +1,7 @@
 """`trace` on the command line, the search for the largest batch, and the bounds that rest on a trace.
 
-The tiny Llama has 3 layers, hidden size 64, 4 heads, 2 kv heads, head_dim 16 and a vocabulary of 128; float32. Weights:
-2 * 128 * 64 in embeddings and head, 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) in layers, 7 * 64 in norms.
+The tiny Llama has 3 layers, hidden size 64, 4 heads, 2 kv heads, head_dim 16 and a vocabulary of 128; in float32:
+2 * 128 * 64 weights in embeddings and head, 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) in layers, 7 * 64 in norms.
 """
 
 import json

@@ -58,8 +58,8 @@ LAYOUT_FIELDS: Final = (
 """Fields that change what is cached. One that is set, and that the family's reader never looked at, is refused."""
 MAX_LAYERS: Final = 10_000
 """More layers than any model has; a larger count is a mistake."""
-MAX_COUNT: Final = 2**63 - 1
-"""Largest value of a count; other tools read integers as signed 64-bit numbers."""
+MAX_COUNT: Final = 10**9
+"""More heads, values or tokens than any model has; a larger count is a mistake."""
 _SHOW: Final = reprlib.Repr()
 _SHOW.maxlevel, _SHOW.maxstring, _SHOW.maxother = 3, 80, 80
 
