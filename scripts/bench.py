@@ -7,7 +7,8 @@ grid_wall_over_generate_ratio  wall of a run of 3 strategies x 4 workloads x 3 t
                                generate(), all passes together. Goal 1.25.
 plan_cells_per_s               cells of `plan` a second: 250 lengths x 1,000 batches x 4 strategies against both
                                ledgers, in one call on one core. Goal 500,000.
-trace_405b_s                   wall of a trace of Llama-3.1-405B at 131,072 tokens, in its process, imports apart. Goal 5.
+trace_405b_s                   wall of a trace of Llama-3.1-405B at 131,072 tokens in its process, imports apart.
+                               Goal 5.
 trace_405b_rss_bytes           that process's peak resident set. Goal 1.5 GiB.
 plan_cli_s                     wall of `offload-eval plan` for one model, median of 11. Goal 0.5.
 """
