@@ -43,7 +43,7 @@ def tiny_experiment(tiny_config_dir: Path) -> WriteExperiment:
     """Writes `experiment.yaml` into a folder and returns its path; keywords replace top-level keys of the file.
 
     Unchanged, it is three strategies on one workload of batch 2, 12 prompt tokens and 5 output tokens: 16 cached
-    tokens a session.
+    tokens a session. Nothing is traced.
     """
 
     def write(folder: Path, **changes: Any) -> Path:
@@ -56,6 +56,7 @@ def tiny_experiment(tiny_config_dir: Path) -> WriteExperiment:
             "workloads": [tiny_workload("small")],
             "strategies": [{"kind": "dynamic"}, {"kind": "streamed"}, {"kind": "quantized", "backend": "fp8"}],
             "measurement": {"trials": 1},
+            "trace": False,
         }
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "experiment.yaml"

@@ -29,8 +29,10 @@ from offload_eval.core.records import (
     PhaseSample,
     RunRecord,
     TrialSample,
+    record_id,
 )
 from offload_eval.core.shape import LayerGroup, ModelFacts, ModelShape
+from offload_eval.core.trace import Contributor, PhaseTrace, StepTrace, Trace
 
 WEIGHTS_BYTES = 1_000_000
 DYNAMIC = DynamicSpec()
@@ -200,6 +202,63 @@ def make_quantized(**changes: Any) -> RunRecord:
     trials = make_trials(0.012, prefill=make_phase(1_038_000), kv_cache_device_bytes=11_792)
     base = {"trials": trials, "fidelity": make_fidelity(0.02, top1_agreement_ratio=0.95)}
     return make_record(QUANTIZED, **base | changes)
+
+
+def make_phase_trace(peak_bytes: int, kv_bytes: int, parts: dict[str, int], **changes: Any) -> dict[str, Any]:
+    """Fields of a traced phase whose peak the given parts and the weights make up."""
+    held = {"weights": WEIGHTS_BYTES} | parts
+    assert sum(held.values()) == peak_bytes
+    base = {
+        "live_device_bytes": WEIGHTS_BYTES + kv_bytes,
+        "peak_device_bytes": peak_bytes,
+        "kv_device_bytes": kv_bytes,
+        "kv_host_bytes": 0,
+        "contributors": tuple(
+            Contributor(module=module, operator="", bytes=size)
+            for module, size in sorted(held.items(), key=lambda part: -part[1])
+        ),
+        "timeline_bytes": (peak_bytes,),
+    }
+    counts = ("live_host_bytes", "peak_host_bytes", "h2d_bytes", "d2h_bytes", "num_h2d_copies", "num_d2h_copies")
+    return dict.fromkeys((*counts, "matmul_flops", "touched_bytes"), 0) | base | changes
+
+
+def make_trace(strategy: StrategySpec = DYNAMIC, **changes: Any) -> Trace:
+    """A trace that explains `make_record` to the byte.
+
+    Its peaks are 2,512 bytes under that record's: 2 sessions * 157 forced tokens * 8 bytes. The prompt's KV is
+    2 * 100 * 64 = 12,800 bytes, and the cache holds 1,000 more at the prefill's peak. Logits: 6,000 and 400 bytes;
+    activations: 17,688 and 320.
+    """
+    attention = "model.layers.*.self_attn"
+    prefill = {f"{attention}.kv_cache": 13_800, "lm_head": 4_000, "generate": 2_000, "model.layers.*.mlp": 17_688}
+    decode = {f"{attention}.kv_cache": 32_768, "TinyForCausalLM": 300, "generate": 100, attention: 320}
+    base = {
+        "strategy": strategy,
+        "workload": make_workload(),
+        "device": "cpu",
+        "attn_implementation": "sdpa",
+        "weights_bytes": WEIGHTS_BYTES,
+        "logits_modules": ("lm_head", "TinyForCausalLM", "generate"),
+        "prefill": PhaseTrace(**make_phase_trace(1_037_488, 12_800, prefill)),
+        "steps": (StepTrace(step=156, **make_phase_trace(1_033_488, 32_768, decode)),),
+    }
+    return Trace(**base | changes)
+
+
+def make_traced(strategy: StrategySpec = DYNAMIC, spec: RunSpec | None = None, **changes: Any) -> RunRecord:
+    """The traced record of a cell."""
+    spec = spec or make_spec(strategy)
+    base = {
+        "run_id": record_id(spec, "traced"),
+        "evidence": "traced",
+        "trace": make_trace(spec.strategy),
+        "trials": (),
+        "fidelity": None,
+        "conditions": Conditions(),
+        "duration_s": 0.25,
+    }
+    return make_record(spec=spec, **base | changes)
 
 
 def make_failure(

@@ -336,7 +336,8 @@ class TestReport:
     def test_sections_stand_in_the_order_a_reader_needs(self):
         text = render_report(make_experiment(), clean_records())
         assert re.findall(r"^## (.*)$", text, re.M) == [
-            "Verdict", "Strategies", "Analytic card", "Findings", "Spread", "Method", "Machine, versions and model",
+            "Verdict", "Strategies", "Analytic card", "Memory: analytic, traced, measured", "Findings",
+            "Spread", "Method", "Machine, versions and model",
             "How to reproduce", "Cells",
         ]  # fmt: skip
         assert text.startswith("# does-it-pay\n\nDoes streaming the KV cache pay?\n\nEvidence: emulated on a CPU")
@@ -423,7 +424,8 @@ class TestReport:
     def test_a_table_that_knows_nothing_is_left_out(self):
         bare = make_trials(num_alloc_retries=None)
         text = render_report(make_experiment(), [make_record(trials=bare, fidelity=None)])
-        assert [title for title in re.findall(r"^### (.*): small$", text, re.M) if title != "Workload"] == [
+        strategies = text.split("## Strategies")[1].split("## Analytic card")[0]
+        assert re.findall(r"^### (.*): small$", strategies, re.M) == [
             "Capacity and memory",
             "Time and transfer",
         ]
@@ -477,7 +479,7 @@ class TestReport:
 
     def test_no_records_still_make_a_report(self):
         text = render_report(make_experiment(), [])
-        assert text.count("Nothing has been recorded yet.") == 4
+        assert text.count("Nothing has been recorded yet.") == 5
         assert "dynamic was not run" in text
 
     def test_the_same_records_give_the_same_text(self):
@@ -555,14 +557,14 @@ class TestWriting:
     def test_files_are_written_whole_and_replace_earlier_ones(self, tmp_path):
         write_report(tmp_path, make_experiment(), [make_record()])
         paths = write_report(tmp_path, make_experiment(), clean_records())
-        tables = ("strategies", "fidelity", "host", "analytic", "trials")
+        tables = ("strategies", "fidelity", "host", "analytic", "memory", "trials")
         names = ["report.md", *(f"tables/{table}.csv" for table in tables)]
         assert paths == [tmp_path / name for name in names]
         assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(paths)
         assert paths[0].read_text() == render_report(make_experiment(), clean_records())
         frame = pd.read_csv(paths[1])
         assert frame["tpot_s"].tolist() == pytest.approx([0.010, 0.015, 0.012])
-        assert len(pd.read_csv(paths[5])) == 9
+        assert len(pd.read_csv(paths[6])) == 9
 
     def test_rows_stand_in_the_experiments_order(self, tmp_path):
         paths = write_report(tmp_path, make_experiment(), clean_records()[::-1])

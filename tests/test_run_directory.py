@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from factories import (
+    DYNAMIC,
     QUANTIZED,
     STREAMED,
     make_experiment,
@@ -19,12 +20,15 @@ from factories import (
     make_fidelity,
     make_machine,
     make_record,
+    make_spec,
     make_streamed,
+    make_traced,
     make_workload,
 )
 from msgspec.structs import replace
 
-from offload_eval.core.records import RunRecord
+from offload_eval.core.experiment import content_hash
+from offload_eval.core.records import RunRecord, record_id
 from offload_eval.errors import InputError, UnableError
 from offload_eval.store.run_directory import RunDirectory
 
@@ -133,6 +137,28 @@ class TestRecords:
         assert [trial["ttft_s"] for trial in line["trials"]] == [0.5, 0.5, 0.5]
         assert line["trials"][0]["decode"]["h2d_bytes"] == 7_800_000
         assert line["fidelity"]["bit_equal"] is True
+
+    def test_a_record_of_a_release_without_traces_is_read(self, run: RunDirectory) -> None:
+        run.append(make_record())
+        file = run.path / "records.jsonl"
+        older = json.loads(file.read_text())
+        del older["trace"]
+        file.write_text(json.dumps(older) + "\n")
+        assert RunDirectory.read(run.path).records() == [make_record()]
+
+    def test_a_trace_stands_beside_the_record_of_its_cell(self, run: RunDirectory) -> None:
+        run.append(make_traced())
+        run.append(make_record())
+        assert [line["evidence"] for line in lines(run.path)] == ["traced", "emulated"]
+        assert RunDirectory.read(run.path).records() == [make_traced(), make_record()]
+        assert run.finished_run_ids() == {make_traced().run_id, make_record().run_id}
+        assert lines(run.path)[0]["trace"]["prefill"]["peak_device_bytes"] == 1_037_488
+
+    def test_names_of_cells_outlive_releases(self) -> None:
+        """A directory of a release without traces can be resumed: the names of its cells are those of today."""
+        ids = [record_id(make_spec(strategy), "emulated") for strategy in (DYNAMIC, STREAMED, QUANTIZED)]
+        assert ids == ["7613dee6a742422a", "cec6714d783d4cda", "42ab22481fb9cbad"]
+        assert record_id(make_spec(), "measured") == content_hash(make_spec()) != record_id(make_spec(), "traced")
 
     def test_each_record_is_one_line_that_ends(self, run: RunDirectory) -> None:
         run.append(make_failure("failed", message="first\nsecond"))

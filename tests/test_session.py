@@ -696,6 +696,105 @@ class TestRepeatedPasses:
             assert third["decode"]["h2d_busy_s"] is None
 
 
+class TestTraces:
+    """Every cell is traced as well, before anything is measured and in a process of its own."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def traced_run(tmp_path_factory: pytest.TempPathFactory, tiny_experiment: WriteExperiment) -> tuple[Path, Path]:
+        """The experiment and its finished run: five strategies, of which one does not run on a CPU."""
+        folder = tmp_path_factory.mktemp("traced")
+        strategies = [{"kind": kind} for kind in ("dynamic", "static", "streamed", "offloaded")]
+        experiment = tiny_experiment(
+            folder,
+            trace=True,
+            workloads=[WORKLOADS[0], WORKLOADS[3]],
+            strategies=[*strategies, {"kind": "quantized", "backend": "fp8"}],
+        )
+        result = invoke(experiment, "--out", folder / "run", "--json")
+        assert result.exit_code == 0, result.output
+        summary = json.loads(result.stdout)
+        assert [(cell["evidence"], cell["status"]) for cell in summary["traces"]].count(("traced", "ok")) == 8
+        assert {cell["evidence"] for cell in summary["cells"]} == {"emulated"}
+        return experiment, folder / "run"
+
+    def test_they_come_first_under_names_of_their_own(self, traced_run: tuple[Path, Path]) -> None:
+        records = read_records(traced_run[1])
+        assert [record["evidence"] for record in records] == ["traced"] * 10 + ["emulated"] * 10
+        assert len({record["run_id"] for record in records}) == 20
+        for traced, run in zip(records[:10], records[10:], strict=True):
+            assert traced["spec"] == run["spec"]
+            assert traced["status"] == run["status"]
+            assert run["trace"] is None
+            assert traced["trials"] == []
+            assert (traced["trace"] is None) == (cell_name(traced)[1] == "offloaded")
+        refused = next(record for record in records if cell_name(record)[1] == "offloaded")
+        assert refused["status"] == "unsupported"
+        assert "cannot run on cpu" in refused["failure"]["message"]
+
+    def test_a_run_holds_what_its_trace_holds_and_the_tokens_it_is_given_to_the_byte(
+        self, traced_run: tuple[Path, Path]
+    ) -> None:
+        """The forced tokens are 8 bytes for each of 2 sessions and 5 or 11 tokens: all that a trace has not."""
+        records = read_records(traced_run[1])
+        for traced, run in zip(records[:10], records[10:], strict=True):
+            if run["status"] == "unsupported":
+                continue
+            (trial,), trace = run["trials"], traced["trace"]
+            given_bytes = 8 * 2 * run["spec"]["workload"]["output_tokens"]
+            decode_peak_bytes = max(step["peak_device_bytes"] for step in trace["steps"])
+            assert trial["prefill"]["peak_allocated_bytes"] == trace["prefill"]["peak_device_bytes"] + given_bytes
+            assert trial["decode"]["peak_allocated_bytes"] == decode_peak_bytes + given_bytes
+            last = trace["steps"][-1]
+            assert trial["kv_cache_device_bytes"] == last["kv_device_bytes"]
+            assert trial["kv_cache_host_bytes"] == last["kv_host_bytes"]
+            assert trace["weights_bytes"] == run["conditions"]["baseline_bytes"]
+
+    def test_what_is_traced_is_not_traced_again(self, traced_run: tuple[Path, Path]) -> None:
+        experiment, run_dir = traced_run
+        before = complete_lines(run_dir)
+        assert invoke(experiment, "--out", run_dir, "--resume").exit_code == 0
+        assert complete_lines(run_dir) == before
+
+    def test_a_directory_without_traces_gets_them_and_runs_no_cell_again(
+        self, traced_run: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        run_dir = Path(shutil.copytree(traced_run[1], tmp_path / "copy"))
+        lines = complete_lines(run_dir)
+        (run_dir / "records.jsonl").write_bytes(b"".join(line + b"\n" for line in lines[10:]))
+        assert invoke(traced_run[0], "--out", run_dir, "--resume").exit_code == 0
+        records = read_records(run_dir)
+        assert [record["evidence"] for record in records] == ["emulated"] * 10 + ["traced"] * 10
+        assert [record["run_id"] for record in records[10:]] == [json.loads(line)["run_id"] for line in lines[:10]]
+
+    def test_a_killed_tracer_costs_its_trace_and_no_cell(
+        self, tmp_path: Path, tiny_experiment: WriteExperiment, start_run: StartRun
+    ) -> None:
+        experiment, out = tiny_experiment(tmp_path, trace=True), tmp_path / "run"
+        run = start_run(experiment, "--out", out)
+        kill_workers(run, [0.0])
+        code, _, stderr = run.finish()
+        run.wait_until_gone()
+        assert (code, stderr) == (0, "")
+        records = read_records(out)
+        assert [record["status"] for record in records] == ["failed", *["ok"] * 5]
+        assert "SIGKILL" in records[0]["failure"]["message"]
+        assert records[0]["failure"]["stage"] == "trace"
+        assert invoke(experiment, "--out", out, "--resume").exit_code == 0
+        again = read_records(out)[6:]
+        assert [(record["run_id"], record["status"]) for record in again] == [(records[0]["run_id"], "ok")]
+
+    def test_a_trace_that_hangs_or_breaks_costs_no_cell(
+        self, tmp_path: Path, tiny_experiment: WriteExperiment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("offload_eval.execution.traces.TRACE_TIMEOUT_S", 0.01)
+        result = invoke(tiny_experiment(tmp_path, trace=True), "--out", tmp_path / "run")
+        assert result.exit_code == 0, result.output
+        records = read_records(tmp_path / "run")
+        assert [record["status"] for record in records] == ["timeout"] * 3 + ["ok"] * 3
+        assert not [worker for server in children(os.getpid()) for worker in children(server)]
+
+
 class TestRefusedBeforehand:
     """Exit code 2 and one line, and no directory is made."""
 

@@ -305,7 +305,24 @@ def test_contributors_add_up_to_the_peak_and_name_modules():
     held = {(part.module, part.operator): part.bytes for part in traced.decode.contributors}
     assert held["weights", ""] == traced.weights_bytes
     kv_bytes = 4 * LLAMA_TOKEN_BYTES * (workload(5).cached_tokens - 1)
-    assert held["model.layers.*.self_attn", "cat"] >= kv_bytes
+    assert held["model.layers.*.self_attn.kv_cache", "cat"] >= kv_bytes
+    assert traced.logits_modules == ("lm_head", "LlamaForCausalLM", "generate")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "device_layers", "host_layers"),
+    [(DynamicSpec(), 4, 0), (StaticSpec(), 4, 0), (StreamedSpec(), 2, 4), (OffloadedSpec(), 1, 3)],
+    ids=lambda value: getattr(value, "label", None),
+)
+def test_payloads_are_the_arithmetic_to_the_byte(strategy: StrategySpec, device_layers: int, host_layers: int):
+    """When the last token is computed; static buffers and scratch have their length from the first token on."""
+    traced = traced_on_cuda(strategy)
+    tokens = workload(5).cached_tokens
+    assert traced.decode.kv_device_bytes == device_layers * LLAMA_TOKEN_BYTES * tokens
+    assert traced.decode.kv_host_bytes == host_layers * LLAMA_TOKEN_BYTES * tokens
+    in_full = isinstance(strategy, StaticSpec | StreamedSpec)
+    assert traced.prefill.kv_device_bytes == device_layers * LLAMA_TOKEN_BYTES * (tokens if in_full else PROMPT)
+    assert traced.prefill.kv_host_bytes == host_layers * LLAMA_TOKEN_BYTES * PROMPT
 
 
 @pytest.mark.parametrize(
@@ -338,7 +355,7 @@ def test_a_model_that_reads_its_routing_is_refused_by_operator():
 def test_upstreams_offloading_leaves_an_indexers_keys_on_the_host():
     """DeepSeek-V3.2 updates its cache, which offloads the layer, then its indexer: were this to pass, remove it."""
     with pytest.raises(
-        UnableError, match=r"indexer: the operator aten\.cat\.default is given a tensor in host memory"
+        UnableError, match=r"indexer\.kv_cache: the operator aten\.cat\.default is given a tensor in host memory"
     ):
         trace_strategy(build("deepseek_v32", CONFIGS["deepseek_v32"]), OffloadedSpec(), workload())
 
@@ -527,7 +544,7 @@ def test_many_long_sessions_are_traced_without_their_tokens(strategy: StrategySp
 def test_values_that_follow_from_lengths_are_known_and_overwritten_ones_are_not(device: Any):
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     memory = TracedMemory(device, fakes)
-    with torch.no_grad(), Tracer(memory, CopyAccount(), Repeats(fakes if device == "cpu" else None)):
+    with torch.no_grad(), Tracer(memory, CopyAccount(), Repeats(fakes if device == "cpu" else None), []):
         ones = torch.ones(4, dtype=torch.long, device=memory.torch_device)
         middle = ones[1:3]
         middle.add_(5)

@@ -1,4 +1,4 @@
-"""How many sessions a budget admits: by arithmetic, and by the peak that a run reached."""
+"""How many sessions a budget admits: by arithmetic, by a traced peak, and by the peak that a run reached."""
 
 from typing import Final
 
@@ -33,6 +33,30 @@ def resident_bytes(record: RunRecord) -> int:
     """
     counted_bytes = record.conditions.baseline_bytes
     return record.model.weights_bytes if counted_bytes is None else counted_bytes
+
+
+def sessions_by_trace(traced: RunRecord) -> int | None:
+    """Sessions the budget admits if each needs what those of the traced batch did.
+
+    As `sessions_by_peak`, with the traced weights as what the peak starts from.
+
+    Returns:
+        The admission limit; None where there is no trace, or nothing in it lies above the weights.
+    """
+    trace = traced.trace
+    if trace is None:
+        return None
+    above_bytes = max(trace.prefill.peak_device_bytes, trace.decode_peak_device_bytes) - trace.weights_bytes
+    if above_bytes <= 0:
+        return None
+    budget = traced.spec.budget
+    return admission_limit(
+        budget.device_bytes,
+        budget.weights_bytes or trace.weights_bytes,
+        budget.runtime_bytes,
+        budget.reserve_bytes,
+        -(-above_bytes // trace.workload.batch_size),
+    )
 
 
 def worst_peak_bytes(record: RunRecord) -> int | None:

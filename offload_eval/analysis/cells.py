@@ -11,8 +11,16 @@ _PHASES = ("prefill", "decode")
 
 
 def latest_records(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
-    """Keeps the last record of each run_id, in the order the cells first appear: cells may be retried."""
-    return tuple({record.run_id: record for record in records}.values())
+    """Keeps the last record of each cell that ran, in the order the cells first appear: cells may be retried.
+
+    Traced records are not among them, so that nothing takes a trace for a run: see `latest_traces`.
+    """
+    return tuple({record.run_id: record for record in records if record.evidence != "traced"}.values())
+
+
+def latest_traces(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
+    """Keeps the last traced record of each cell, in the order the cells first appear."""
+    return tuple({record.run_id: record for record in records if record.evidence == "traced"}.values())
 
 
 def merged_sample(record: RunRecord) -> TrialSample:

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from offload_eval.analysis import rules_bounds, rules_conditions, rules_fidelity, rules_outcomes
-from offload_eval.analysis.cells import latest_records
+from offload_eval.analysis import rules_bounds, rules_conditions, rules_fidelity, rules_outcomes, rules_traces
+from offload_eval.analysis.cells import latest_records, latest_traces
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import RunRecord
 
@@ -39,12 +39,19 @@ DIRECTORY_RULES: Final[tuple[Callable[[Sequence[RunRecord]], list[Finding]], ...
 )
 """Rules that need all of them."""
 
+TRACE_RULES: Final[tuple[Callable[[Sequence[RunRecord]], list[Finding]], ...]] = (
+    rules_traces.check_missing_traces,
+    rules_traces.check_traced_payloads,
+    rules_traces.check_unexplained,
+)
+"""Rules that need the traced records as well."""
+
 _SEVERITY_ORDER: Final = {"error": 0, "warning": 1, "note": 2}
 _MOST_LABELS: Final = 3
 
 
 def find(records: Sequence[RunRecord]) -> tuple[Finding, ...]:
-    """Applies every rule to the last record of each cell.
+    """Applies every rule to the last record of each cell, and of each trace.
 
     A finding that several cells share word for word is given once, with all their run_ids. Each message
     begins with the cells it speaks of.
@@ -52,13 +59,12 @@ def find(records: Sequence[RunRecord]) -> tuple[Finding, ...]:
     Returns:
         Findings, errors first; none for a directory without records.
     """
-    cells = latest_records(records)
-    if not cells:
-        return ()
+    cells, traces = latest_records(records), latest_traces(records)
     found = [finding for rule in CELL_RULES for record in cells if (finding := rule(record)) is not None]
-    found += [finding for rule in DIRECTORY_RULES for finding in rule(cells)]
-    labels = {record.run_id: record.spec.label for record in cells}
-    named = [_with_labels(finding, labels) for finding in _merged(found)]
+    found += [finding for rule in DIRECTORY_RULES if cells for finding in rule(cells)]
+    found += [finding for rule in TRACE_RULES for finding in rule((*cells, *traces))]
+    labels = {record.run_id: record.spec.label for record in (*cells, *traces)}
+    named = [_with_labels(finding, labels, len(cells) or len(traces)) for finding in _merged(found)]
     return tuple(sorted(named, key=lambda finding: _SEVERITY_ORDER[finding.severity]))
 
 
@@ -71,13 +77,13 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
     return list(shared.values())
 
 
-def _with_labels(finding: Finding, labels: dict[str, str]) -> Finding:
-    return msgspec.structs.replace(finding, message=f"{_named(finding.run_ids, labels)}: {finding.message}")
+def _with_labels(finding: Finding, labels: dict[str, str], num_cells: int) -> Finding:
+    return msgspec.structs.replace(finding, message=f"{_named(finding.run_ids, labels, num_cells)}: {finding.message}")
 
 
-def _named(run_ids: Sequence[str], labels: dict[str, str]) -> str:
-    if len(run_ids) == len(labels) > 1:
-        return f"all {len(run_ids)} cells"
+def _named(run_ids: Sequence[str], labels: dict[str, str], num_cells: int) -> str:
+    if len(run_ids) == num_cells > 1:
+        return f"all {num_cells} cells"
     if len(run_ids) > _MOST_LABELS:
         return f"{len(run_ids)} cells"
     return ", ".join(labels[run_id] for run_id in run_ids)

@@ -11,8 +11,8 @@ from offload_eval.analysis.capacity import (
 )
 from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.core.experiment import OffloadedSpec, QuantizedSpec
-from offload_eval.core.judgement import Bound, Comparison, Finding
-from offload_eval.core.records import RunRecord, TrialSample
+from offload_eval.core.judgement import Comparison, Finding
+from offload_eval.core.records import RunRecord
 from offload_eval.units import format_bytes
 
 
@@ -23,11 +23,9 @@ def check_kv_payload(record: RunRecord) -> Finding | None:
     have a copy on the device when generation ends is the prefetcher's affair, so its ledgers together must hold
     at least the host's KV.
     """
-    bound = analytic_bound(record)
-    if bound is None:
-        return None
     for trial in record.trials:
-        if (difference := _payload_difference(record, bound, trial)) is not None:
+        difference = payload_difference(record, trial.kv_cache_device_bytes, trial.kv_cache_host_bytes)
+        if difference is not None:
             return Finding(
                 code="kv_payload_differs",
                 severity="error",
@@ -39,9 +37,12 @@ def check_kv_payload(record: RunRecord) -> Finding | None:
     return None
 
 
-def _payload_difference(record: RunRecord, bound: Bound, trial: TrialSample) -> str | None:
+def payload_difference(record: RunRecord, device_bytes: int | None, host_bytes: int | None) -> str | None:
+    """How a cache's payload when generation ends differs from its analytic card, in words; None where it does not."""
+    bound = analytic_bound(record)
+    if bound is None:
+        return None
     strategy, batch_size = record.spec.strategy, record.spec.workload.batch_size
-    device_bytes, host_bytes = trial.kv_cache_device_bytes, trial.kv_cache_host_bytes
     host_kv_bytes = bound.kv_host_bytes_per_session * batch_size
     if isinstance(strategy, OffloadedSpec):
         if device_bytes is None or host_bytes is None or device_bytes + host_bytes >= host_kv_bytes:

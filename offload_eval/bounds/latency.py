@@ -65,7 +65,6 @@ def bound_latency(trace: Trace, shape: ModelShape | None, hardware: HardwareProf
     cache_bytes = 0 if shape is None else _cache_bytes(trace, shape, BITS_PER_VALUE[dtype])
     kind = trace.strategy.kind
     return LatencyBounds(
-        evidence="traced",
         hardware=hardware.name,
         calibrated=hardware.calibrated,
         ttft=bound_phase(_phase_work(trace.prefill, 0, windows), hardware, dtype, kind),

@@ -2,13 +2,26 @@
 
 from typing import Final
 
+import numpy as np
+
 from offload_eval.bounds.admission import admission_limit
-from offload_eval.bounds.session_card import session_card, workload_lengths
-from offload_eval.core.experiment import BITS_PER_VALUE, BudgetSpec, RunSpec, StrategySpec, Workload
+from offload_eval.bounds.session_card import Lengths, session_card, workload_lengths
+from offload_eval.core.experiment import (
+    BITS_PER_VALUE,
+    BudgetSpec,
+    OffloadedStaticSpec,
+    RunSpec,
+    StaticSpec,
+    StrategySpec,
+    StreamedSpec,
+    Workload,
+)
 from offload_eval.core.judgement import Bound
 from offload_eval.core.shape import ModelFacts, ModelShape
 
 HOST_NOT_CHECKED: Final = "The sessions are the device ledger's; whether host memory holds their KV is not checked."
+
+_WHOLE_FROM_THE_START: Final = (StaticSpec, OffloadedStaticSpec, StreamedSpec)
 
 
 def cell_bound(spec: RunSpec, model: ModelFacts) -> Bound | None:
@@ -18,6 +31,26 @@ def cell_bound(spec: RunSpec, model: ModelFacts) -> Bound | None:
     return strategy_bound(
         model.shape, model.weights_bytes, spec.model.dtype, spec.workload, spec.strategy, spec.budget
     )
+
+
+def kv_device_bytes_after(spec: RunSpec, model: ModelFacts, step: int) -> int | None:
+    """KV bytes that a cell's whole batch has on the device when a decode step ends, counted from 1; 0: the prefill.
+
+    Buffers and scratch have the length of the whole workload from the first token on.
+
+    Returns:
+        None where the arithmetic refuses the model, or `session_card` has no card.
+    """
+    if model.shape is None:
+        return None
+    workload = spec.workload
+    lengths = workload_lengths(workload)
+    if not isinstance(spec.strategy, _WHOLE_FROM_THE_START):
+        lengths = Lengths(prompt_tokens=lengths.prompt_tokens, output_tokens=np.asarray(step + 1))
+    card = session_card(model.shape, BITS_PER_VALUE[spec.model.dtype], lengths, spec.strategy)
+    if isinstance(card, str):
+        return None
+    return workload.batch_size * int(card.device_bytes) + card.device_fixed_bytes
 
 
 def strategy_bound(

@@ -29,6 +29,12 @@ class RunProgress:
         self._passes = progress.add_task("", total=None, visible=False)
         self._label = ""
 
+    def trace_started(self, spec: RunSpec, index: int, total: int) -> None:
+        """Shows the traces on the lower bar."""
+        self._progress.update(
+            self._passes, description=f"{escape(spec.label)}: trace", completed=index, total=total, visible=True
+        )
+
     def cell_started(self, spec: RunSpec) -> None:
         """Restarts the lower bar."""
         self._label = escape(spec.label)

@@ -1,9 +1,11 @@
 """`offload-eval report`: the report of a run, made again from its records."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from offload_eval.analysis.cells import latest_records, latest_traces
 from offload_eval.cli.console import print_json, result_console
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.records import RunRecord
@@ -48,16 +50,21 @@ def show_report(run_dir: Path, experiment: Experiment, records: list[RunRecord],
 
 
 def _summary(run_dir: Path, records: list[RunRecord], files: list[Path]) -> str:
-    cells = [
-        {
-            "run_id": record.run_id,
-            "workload": record.spec.workload.label,
-            "strategy": record.spec.strategy.label,
-            "status": record.status,
-            "evidence": record.evidence,
-            "failure": record.failure,
-        }
-        for record in records
-    ]
-    summary = {"run_dir": str(run_dir), "files": [str(file) for file in files], "cells": cells}
+    summary = {
+        "run_dir": str(run_dir),
+        "files": [str(file) for file in files],
+        "cells": [_entry(record) for record in latest_records(records)],
+        "traces": [_entry(record) for record in latest_traces(records)],
+    }
     return msgspec.json.encode(summary).decode()
+
+
+def _entry(record: RunRecord) -> dict[str, Any]:
+    return {
+        "run_id": record.run_id,
+        "workload": record.spec.workload.label,
+        "strategy": record.spec.strategy.label,
+        "status": record.status,
+        "evidence": record.evidence,
+        "failure": record.failure,
+    }

@@ -234,6 +234,8 @@ class Experiment(Strict, frozen=True, kw_only=True):
     baseline: str = "dynamic"
     """Label of the strategy whose tokens every other one is given."""
     measurement: MeasurementPlan = msgspec.field(default_factory=MeasurementPlan)
+    trace: bool = True
+    """Trace every cell as well, without data and before anything is measured."""
     plan: PlanSpec = msgspec.field(default_factory=PlanSpec)
 
     @property

@@ -3,7 +3,6 @@
 from typing import Literal
 
 from offload_eval.core.base import Strict
-from offload_eval.core.records import Evidence
 
 Resource = Literal["compute", "memory", "h2d", "d2h"]
 """compute: FLOP/s. memory: device memory bandwidth. h2d, d2h: the link, a direction each."""
@@ -38,7 +37,7 @@ class PhaseLatency(Strict, frozen=True, kw_only=True):
 class LatencyBounds(Strict, frozen=True, kw_only=True):
     """Bounds, not predictions, of one strategy on a hardware profile."""
 
-    evidence: Evidence
+    evidence: Literal["traced"] = "traced"
     """Of the work that the bounds are computed from."""
     hardware: str
     calibrated: bool

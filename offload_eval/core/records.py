@@ -5,9 +5,10 @@ from typing import Literal
 import msgspec
 
 from offload_eval.core.base import Strict
-from offload_eval.core.experiment import RunSpec
+from offload_eval.core.experiment import RunSpec, content_hash
 from offload_eval.core.machine import Machine
 from offload_eval.core.shape import ModelFacts
+from offload_eval.core.trace import Trace
 
 SCHEMA_VERSION = 1
 
@@ -91,7 +92,7 @@ class Failure(Strict, frozen=True, kw_only=True):
     type: str
     message: str
     stage: str
-    """`support`, `load`, or the name of the pass that ran."""
+    """`support`, `load`, `trace`, or the name of the pass that ran."""
     phase: Phase | None = None
     """Where generation was; None outside a pass."""
     ledger: Literal["device", "host"] | None = None
@@ -121,11 +122,11 @@ class Conditions(Strict, frozen=True, kw_only=True):
 
 
 class RunRecord(Strict, frozen=True, kw_only=True):
-    """One finished cell."""
+    """One finished cell, run or traced."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
-    """Hash of `spec`: what resume keys on."""
+    """`record_id` of the cell: what resume keys on."""
     spec: RunSpec
     machine: Machine
     model: ModelFacts
@@ -135,5 +136,12 @@ class RunRecord(Strict, frozen=True, kw_only=True):
     trials: tuple[TrialSample, ...] = ()
     fidelity: FidelitySample | None = None
     conditions: Conditions = msgspec.field(default_factory=Conditions)
+    trace: Trace | None = None
+    """Of a traced record; None in every other."""
     started_at_utc: str
     duration_s: float
+
+
+def record_id(spec: RunSpec, evidence: Evidence) -> str:
+    """Names a cell's record: the hash of its spec for a run, that of the spec and the rung for a trace."""
+    return content_hash((spec, evidence)) if evidence == "traced" else content_hash(spec)

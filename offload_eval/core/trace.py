@@ -1,17 +1,22 @@
 """What a run on tensors without data shows: bytes that live, and bytes that cross the link."""
 
+from typing import Literal
+
 from offload_eval.core.base import Strict
 from offload_eval.core.experiment import DeviceName, StrategySpec, Workload
 from offload_eval.core.latency import LatencyBounds
-from offload_eval.core.records import Evidence
+
+KV_CACHE = "kv_cache"
+"""Last part of a contributor's module for what the cache allocates while that module updates it."""
 
 
 class Contributor(Strict, frozen=True, kw_only=True):
     """What one operator of one module, in all layers together, held at a peak."""
 
     module: str
-    """Dotted name in the model, layer numbers replaced by `*`; `generate` for what lies outside the model, and
-    `weights` for its parameters and buffers."""
+    """Dotted name in the model, layer numbers replaced by `*`, with `.kv_cache` after it for what the cache allocates;
+    `generate` for what lies outside the model, `prompt` for what is there before the model runs, and `weights` for
+    its parameters and buffers."""
     operator: str
     """The operator that allocated the bytes."""
     bytes: int
@@ -24,6 +29,9 @@ class PhaseTrace(Strict, frozen=True, kw_only=True):
     """Bytes on the device when the phase ends, weights included."""
     peak_device_bytes: int
     """Highest bytes on the device during the phase."""
+    kv_device_bytes: int | None = None
+    """Payload of the cache's tensors on the device when the phase ends, as a run counts it."""
+    kv_host_bytes: int | None = None
     live_host_bytes: int
     """Bytes in host memory that the run holds when the phase ends."""
     peak_host_bytes: int
@@ -62,7 +70,7 @@ class StepTrace(PhaseTrace, frozen=True, kw_only=True):
 class Trace(Strict, frozen=True, kw_only=True):
     """One strategy on one workload, without data."""
 
-    evidence: Evidence = "traced"
+    evidence: Literal["traced"] = "traced"
     strategy: StrategySpec
     workload: Workload
     device: DeviceName
@@ -70,6 +78,8 @@ class Trace(Strict, frozen=True, kw_only=True):
     attn_implementation: str
     weights_bytes: int
     """Parameters and buffers, tied ones once."""
+    logits_modules: tuple[str, ...] = ()
+    """Contributors that hold logits: the output head, what the model does after it, and generate()'s copies."""
     prefill: PhaseTrace
     steps: tuple[StepTrace, ...]
     """The decode steps that were traced, in order; the last one is the workload's last."""

@@ -1,6 +1,7 @@
 """What the session and its processes say to each other. No framework is imported: the session needs none."""
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from offload_eval.core.experiment import CpuSpec, DeviceName, ModelSpec, RunSpec
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import Conditions, Evidence, Failure, FidelitySample, Status, TrialSample
 from offload_eval.core.shape import ModelFacts
+from offload_eval.core.trace import Trace
 from offload_eval.errors import OffloadEvalError
 
 TokenArray = npt.NDArray[np.int64]
@@ -64,6 +66,13 @@ class CellTask:
 
 
 @dataclass(frozen=True)
+class TraceTask:
+    """Asks for the trace of one cell; the answer is a CellResult."""
+
+    spec: RunSpec
+
+
+@dataclass(frozen=True)
 class Ready:
     """The model is loaded."""
 
@@ -102,3 +111,16 @@ class CellResult:
     trials: tuple[TrialSample, ...] = ()
     fidelity: FidelitySample | None = None
     conditions: Conditions = field(default_factory=Conditions)
+    trace: Trace | None = None
+
+
+def ended(status: Status, failure: Failure, started: datetime | None = None) -> CellResult:
+    """The result of a cell that has none: it ends now, and began at `started` or now."""
+    now = datetime.now(UTC)
+    began = started or now
+    return CellResult(
+        status=status,
+        failure=failure,
+        started_at_utc=began.isoformat(timespec="seconds"),
+        duration_s=(now - began).total_seconds(),
+    )

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from offload_eval.core.experiment import Experiment, RunSpec, content_hash
-from offload_eval.core.records import Failure, RunRecord, Status
+from offload_eval.core.records import Evidence, Failure, RunRecord, record_id
 from offload_eval.errors import UnableError
 from offload_eval.execution.launcher import Died, TimedOut, Worker
 from offload_eval.execution.messages import (
@@ -23,16 +23,23 @@ from offload_eval.execution.messages import (
     ReferenceDone,
     ReferenceTask,
     WorkerSetup,
+    ended,
 )
 from offload_eval.execution.reference import ReferenceFiles
+from offload_eval.execution.traces import CellTracer
 from offload_eval.store.run_directory import FINISHED, RunDirectory
 from offload_eval.units import format_bytes
 
+TRACE_LOG: Final = "_trace.log"
+"""No strategy's label begins like that."""
 _FLOAT32_BYTES: Final = 4
 
 
 class SessionObserver(Protocol):
     """Told how the session goes on."""
+
+    def trace_started(self, spec: RunSpec, index: int, total: int) -> None:
+        """The trace of a cell begins; `index` of `total` are done."""
 
     def cell_started(self, spec: RunSpec) -> None:
         """A cell begins."""
@@ -80,7 +87,7 @@ class Session:
         self._worker: Worker | None = None
 
     def run(self, cells: Sequence[RunSpec]) -> None:
-        """Runs the cells that are not finished, and appends a record as each one ends.
+        """Traces and runs the cells that are not finished, and appends a record as each one ends.
 
         Raises:
             UnableError: The disk cannot hold the baseline's logits.
@@ -89,6 +96,8 @@ class Session:
         missing = [spec for spec in cells if self._must_run(spec, records)]
         self._write_prompts(missing)
         self._require_disk(missing)
+        if self._experiment.trace:
+            self._trace(cells, records)
         try:
             self._restore_references(missing)
             for _, strategy_cells in groupby(cells, key=lambda spec: spec.strategy):
@@ -102,10 +111,18 @@ class Session:
             for spec in _one_a_reference(cells):
                 self._files(spec).drop_logits()
 
+    def _trace(self, cells: Sequence[RunSpec], records: Mapping[str, RunRecord]) -> None:
+        """Traces come first: they are cheap, and what is killed later has them already."""
+        missing = [spec for spec in cells if not _is_finished(records.get(record_id(spec, "traced")))]
+        with CellTracer(self._experiment.model, self._directory.logs_dir / TRACE_LOG) as tracer:
+            for index, spec in enumerate(missing):
+                self._observer.trace_started(spec, index, len(missing))
+                self._directory.append(self._record(spec, tracer.trace(spec), "traced"))
+
     def _must_run(self, spec: RunSpec, records: Mapping[str, RunRecord]) -> bool:
         """A cell that ran without the baseline's tokens runs again once there are some."""
         record = records.get(content_hash(spec))
-        if record is None or record.status not in FINISHED:
+        if record is None or not _is_finished(record):
             return True
         return record.conditions.forced_tokens is False and self._has_reference(spec)
 
@@ -142,14 +159,14 @@ class Session:
             )
 
     def _keep(self, spec: RunSpec, result: CellResult) -> None:
-        record = self._record(spec, result)
+        record = self._record(spec, result, self._preflight.evidence)
         self._directory.append(record)
         self._observer.cell_finished(record)
 
     def _run_cell(self, spec: RunSpec) -> CellResult:
         self._observer.cell_started(spec)
         if (refusal := self._refusal(spec)) is not None:
-            return _ended("unsupported", Failure(type="Unsupported", message=refusal, stage="support"))
+            return ended("unsupported", Failure(type="Unsupported", message=refusal, stage="support"))
         watch = _StageWatch(self._observer.pass_started)
         started = datetime.now(UTC)
         reference_s = 0.0
@@ -193,18 +210,19 @@ class Session:
             self._worker.kill()
         self._worker = None
 
-    def _record(self, spec: RunSpec, result: CellResult) -> RunRecord:
+    def _record(self, spec: RunSpec, result: CellResult, evidence: Evidence) -> RunRecord:
         return RunRecord(
-            run_id=content_hash(spec),
+            run_id=record_id(spec, evidence),
             spec=spec,
             machine=self._preflight.machine,
             model=self._preflight.model,
-            evidence=self._preflight.evidence,
+            evidence=evidence,
             status=result.status,
             failure=result.failure,
             trials=result.trials,
             fidelity=result.fidelity,
             conditions=result.conditions,
+            trace=result.trace,
             started_at_utc=result.started_at_utc,
             duration_s=result.duration_s,
         )
@@ -215,6 +233,10 @@ class Session:
     def _write_prompts(self, cells: Sequence[RunSpec]) -> None:
         for spec in _one_a_reference(cells):
             self._files(spec).save_prompt(self._preflight.prompts[spec.workload.label])
+
+
+def _is_finished(record: RunRecord | None) -> bool:
+    return record is not None and record.status in FINISHED
 
 
 def _one_a_reference(cells: Sequence[RunSpec]) -> list[RunSpec]:
@@ -246,22 +268,11 @@ def _charged(result: CellResult, reference_s: float) -> CellResult:
 def _failed_result(answer: Any, stage: str, started: datetime) -> CellResult:
     match answer:
         case LoadFailed(failure=failure):
-            return _ended("failed" if failure.ledger is None else "oom", failure, started)
+            return ended("failed" if failure.ledger is None else "oom", failure, started)
         case TimedOut(after_s=after_s):
             message = f"no result within cell_timeout_s = {after_s:g}; the worker was killed"
-            return _ended("timeout", Failure(type="Timeout", message=message, stage=stage), started)
+            return ended("timeout", Failure(type="Timeout", message=message, stage=stage), started)
         case Died() as died:
-            return _ended("failed", Failure(type="WorkerDied", message=died.message, stage=stage), started)
+            return ended("failed", Failure(type="WorkerDied", message=died.message, stage=stage), started)
         case _:
             raise AssertionError(answer)
-
-
-def _ended(status: Status, failure: Failure, started: datetime | None = None) -> CellResult:
-    now = datetime.now(UTC)
-    began = started or now
-    return CellResult(
-        status=status,
-        failure=failure,
-        started_at_utc=began.isoformat(timespec="seconds"),
-        duration_s=(now - began).total_seconds(),
-    )

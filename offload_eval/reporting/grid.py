@@ -33,6 +33,15 @@ def experiment_cells(experiment: Experiment, records: Sequence[RunRecord]) -> tu
     )
 
 
+def in_order(experiment: Experiment, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """All records, of runs and of traces, in the experiment's order; those of other cells come last."""
+    asked = [(load.label, strategy.label) for load in experiment.workloads for strategy in experiment.strategies]
+    places = {cell: place for place, cell in enumerate(asked)}
+    cells = [(record.spec.workload.label, record.spec.strategy.label) for record in records]
+    order = sorted(range(len(records)), key=lambda index: places.get(cells[index], len(places)))
+    return [records[index] for index in order]
+
+
 def recorded(cells: Sequence[Cell]) -> list[RunRecord]:
     """The records of cells, in their order."""
     return [cell.record for cell in cells if cell.record is not None]

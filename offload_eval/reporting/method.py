@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from offload_eval.analysis.capacity import SESSIONS_BY_PEAK_ASSUMPTION
-from offload_eval.analysis.cells import ran_on_own_tokens
+from offload_eval.analysis.cells import latest_records, latest_traces, ran_on_own_tokens
 from offload_eval.analysis.statistics import CONFIDENCE
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.records import RunRecord
@@ -24,6 +24,8 @@ class Method(NamedTuple):
     reading: str
     of_fidelity: bool = False
     """Whether the column exists only where fidelity is planned."""
+    of_trace: bool = False
+    """Whether the column exists only where something was traced."""
 
 
 METHODS: Final = (
@@ -41,6 +43,14 @@ METHODS: Final = (
         "workspaces), or the weights where it was not counted; weights that the budget states take its place there.",
     ),
     Method(
+        "sessions by trace",
+        "traced, extrapolated",
+        "(device - weights - runtime - reserve) // ceil((max(prefill, decode peak_device_bytes) - weights) / "
+        "batch_size)",
+        "As the sessions by peak, from the trace: no rounding of an allocator, no workspaces.",
+        of_trace=True,
+    ),
+    Method(
         "prefill peak, decode peak",
         RUN,
         "max over trials of peak_allocated_bytes",
@@ -51,6 +61,77 @@ METHODS: Final = (
         RUN,
         "kv_cache_device_bytes, kv_cache_host_bytes",
         "Payload of the cache's tensors for the whole batch when generation ends, scales and zero points included.",
+    ),
+    Method(
+        "weights + KV, step",
+        "analytic",
+        "weights_bytes + batch_size * KV device bytes per session + fixed KV",
+        "The KV cache at rest when the prefill, or the row's step, ends; nothing else is counted. The step is that of "
+        "the highest traced peak, else the last.",
+    ),
+    Method(
+        "+ weights, + KV",
+        "traced",
+        "contributors of the traced peak - the analytic weights, the analytic KV",
+        "KV is what the cache holds at the peak, no more than its payload when the phase ends: at a peak in an early "
+        "layer the later ones have none yet.",
+        of_trace=True,
+    ),
+    Method(
+        "+ cache transients",
+        "traced",
+        "bytes that the cache allocated - KV",
+        "A quantizer's work, copies in a concatenation, layers in flight, storage behind a window's view.",
+        of_trace=True,
+    ),
+    Method(
+        "+ logits",
+        "traced",
+        "bytes of the output head, of the model after it and of generate()",
+        "At the instant of the peak: an earlier or later peak of the logits alone is not in it.",
+        of_trace=True,
+    ),
+    Method(
+        "+ activations",
+        "traced",
+        "all other contributors of the traced peak",
+        "The prompt's tokens and masks are among them.",
+        of_trace=True,
+    ),
+    Method(
+        "= peak",
+        "traced",
+        "peak_device_bytes",
+        "Of decode the highest of all traced steps.",
+        of_trace=True,
+    ),
+    Method("= peak", RUN, "max over trials of peak_allocated_bytes", "The prefill peak or decode peak again."),
+    Method(
+        "+ workspaces",
+        RUN,
+        "baseline_bytes - traced weights_bytes",
+        "Live before the cell beyond the weights, such as a library's workspace.",
+        of_trace=True,
+    ),
+    Method(
+        "+ forced tokens",
+        RUN,
+        "batch_size * output_tokens * 8",
+        "The baseline's tokens, which a run is given and a trace is not.",
+        of_trace=True,
+    ),
+    Method(
+        "+ unexplained",
+        RUN,
+        "peak of the run - traced peak - workspaces - forced tokens",
+        "What no part accounts for. On CUDA every block is rounded up, which is in it; emulated it must be 0.",
+        of_trace=True,
+    ),
+    Method(
+        "+ allocator, + context",
+        RUN,
+        "peak_reserved_bytes - peak_allocated_bytes, peak_device_used_bytes - peak_reserved_bytes",
+        "Cached and rounded-up blocks; context, libraries and other processes. Peaks need not be of one instant.",
     ),
     Method("TTFT", RUN, "median(ttft_s)", "From the call of generate() to the first token on the host."),
     Method(
@@ -148,17 +229,17 @@ def render_method(experiment: Experiment, records: Sequence[RunRecord]) -> str:
 
 
 def render_evidence(records: Sequence[RunRecord]) -> str:
-    """One line for each rung that the records stand on."""
-    rungs = dict.fromkeys(record.evidence for record in records)
+    """One line for each rung that the records stand on; those of runs come first."""
+    rungs = dict.fromkeys(record.evidence for record in (*latest_records(records), *latest_traces(records)))
     return "\n\n".join(f"Evidence: {EVIDENCE_WORDS[rung]}." for rung in rungs)
 
 
 def _columns(experiment: Experiment, records: Sequence[RunRecord]) -> str:
-    rungs = ", ".join(dict.fromkeys(record.evidence for record in records)) or "none yet"
+    rungs = ", ".join(dict.fromkeys(record.evidence for record in latest_records(records))) or "none yet"
     rows = [
         [each.columns, each.rung.replace(RUN, rungs), Verbatim(f"{code(each.formula)}. {escape(each.reading)}")]
         for each in METHODS
-        if experiment.measurement.fidelity or not each.of_fidelity
+        if (experiment.measurement.fidelity or not each.of_fidelity) and (latest_traces(records) or not each.of_trace)
     ]
     return render_table(["column", "rung", "how"], rows, "lll")
 

@@ -10,8 +10,9 @@ from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_share
-from offload_eval.reporting.grid import Cell, experiment_cells, recorded
+from offload_eval.reporting.grid import Cell, experiment_cells, in_order, recorded
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
+from offload_eval.reporting.memory_tables import memory_frame, render_memory
 from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
 from offload_eval.reporting.sentences import workload_sentences
 from offload_eval.reporting.strategy_tables import render_analytic_card, render_spread, render_strategy_tables
@@ -19,6 +20,7 @@ from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials
 from offload_eval.units import format_bytes, format_duration
 
 NOTHING = "Nothing has been recorded yet."
+MEMORY_TITLE = "Memory: analytic, traced, measured"
 _MESSAGE_CHARACTERS = 600
 
 
@@ -33,17 +35,18 @@ def render_report(experiment: Experiment, records: Sequence[RunRecord]) -> str:
         Markdown in which no name and no error text can break a table or add markup.
     """
     cells = experiment_cells(experiment, records)
-    ordered = recorded(cells)
+    ordered, everything = recorded(cells), in_order(experiment, records)
     sections = [
-        section(experiment.name, paragraph(experiment.question), render_evidence(ordered), level=1),
+        section(experiment.name, paragraph(experiment.question), render_evidence(everything), level=1),
         section("Verdict", _budget(experiment), *_verdicts(experiment, records)),
-        section("Strategies", render_strategy_tables(ordered) or NOTHING),
+        section("Strategies", render_strategy_tables(everything) or NOTHING),
         section("Analytic card", render_analytic_card(ordered) if ordered else NOTHING),
-        section("Findings", _findings(ordered)),
+        section(MEMORY_TITLE, render_memory(everything) or NOTHING),
+        section("Findings", _findings(everything)),
         section("Spread", render_spread(ordered) or "No cell was timed."),
-        section("Method", render_method(experiment, ordered)),
-        section("Machine, versions and model", _machines(ordered) or NOTHING),
-        section("How to reproduce", render_reproduction(ordered)),
+        section("Method", render_method(experiment, everything)),
+        section("Machine, versions and model", _machines(ordered or everything) or NOTHING),
+        section("How to reproduce", render_reproduction(ordered or everything)),
         section("Cells", _cells(cells)),
     ]
     return "\n\n".join(sections) + "\n"
@@ -55,14 +58,15 @@ def write_report(directory: Path, experiment: Experiment, records: Sequence[RunR
     Raises:
         OSError: A file cannot be written.
     """
-    ordered = recorded(experiment_cells(experiment, records))
+    ordered, everything = recorded(experiment_cells(experiment, records)), in_order(experiment, records)
     tables = directory / "tables"
     texts = {
         directory / "report.md": render_report(experiment, records),
-        tables / "strategies.csv": strategy_frame(ordered).to_csv(index=False),
+        tables / "strategies.csv": strategy_frame(everything).to_csv(index=False),
         tables / "fidelity.csv": fidelity_frame(ordered).to_csv(index=False),
         tables / "host.csv": host_frame(ordered).to_csv(index=False),
         tables / "analytic.csv": analytic_frame(ordered).to_csv(index=False),
+        tables / "memory.csv": memory_frame(everything).to_csv(index=False),
         tables / "trials.csv": trials_frame(ordered).to_csv(index=False),
     }
     tables.mkdir(parents=True, exist_ok=True)

@@ -34,10 +34,13 @@ class Column(NamedTuple):
     """`{unit}` stands for the unit of a column of bytes."""
     show: Callable[[Any], str] | None = None
     """None: bytes, in one unit for the column."""
+    optional: bool = False
+    """Left out of a table in which no row has it."""
 
 
 CAPACITY_COLUMNS: Final = (
     Column("analytic_sessions", "analytic sessions", show_count),
+    Column("sessions_by_trace", "sessions by trace", show_count, optional=True),
     Column("sessions_by_peak", "sessions by peak", show_count),
     Column("prefill_peak_bytes", "prefill peak ({unit})"),
     Column("decode_peak_bytes", "decode peak ({unit})"),
@@ -124,13 +127,14 @@ def render_strategy_tables(records: Sequence[RunRecord]) -> str:
         section(f"{title}: {workload}", _frame_table(rows, shown, _row_names(rows)), level=3)
         for title, frame, columns in parts
         for workload, rows in frame.groupby("workload", sort=False)
-        if (shown := columns if frame is strategies else _filled(rows, columns))
+        if (shown := _filled(rows, columns, keep=frame is strategies))
     ]
     return "\n\n".join(blocks)
 
 
-def _filled(frame: pd.DataFrame, columns: Sequence[Column]) -> list[Column]:
-    return [column for column in columns if frame[column.name].notna().any()]
+def _filled(frame: pd.DataFrame, columns: Sequence[Column], *, keep: bool) -> list[Column]:
+    """The columns that a row has; with `keep`, those that are not optional as well."""
+    return [column for column in columns if (keep and not column.optional) or bool(frame[column.name].notna().any())]
 
 
 def _first_divergences(frame: pd.DataFrame) -> "pd.Series[str]":

@@ -5,11 +5,12 @@ from typing import Any, Final
 
 import pandas as pd
 
-from offload_eval.analysis.capacity import analytic_bound, analytic_sessions, sessions_by_peak
+from offload_eval.analysis.capacity import analytic_bound, analytic_sessions, sessions_by_peak, sessions_by_trace
 from offload_eval.analysis.cells import (
     bytes_moved_per_token,
     exposed_s_per_token,
     latest_records,
+    latest_traces,
     mean_kl_nats,
     merged_sample,
     noise_floor_nats,
@@ -23,6 +24,7 @@ from offload_eval.analysis.statistics import (
     tokens_per_s,
     tpot_s,
 )
+from offload_eval.core.experiment import content_hash
 from offload_eval.core.records import PhaseSample, RunRecord, TrialSample
 
 TEXT: Final = "string"
@@ -50,6 +52,7 @@ STRATEGY_COLUMNS: Final[dict[str, str]] = {
     "status": TEXT,
     "evidence": TEXT,
     "analytic_sessions": COUNT,
+    "sessions_by_trace": COUNT,
     "sessions_by_peak": COUNT,
     "ttft_s": REAL,
     "tpot_s": REAL,
@@ -96,9 +99,13 @@ def analytic_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
 
 
 def strategy_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """The strategy table: one row a cell, medians over trials, raw SI units."""
+    """The strategy table: one row a cell, medians over trials, raw SI units; sessions by the cell's trace, if any."""
     floors = noise_floors(records)
-    rows = (_strategy_row(record, floors.get(record.run_id)) for record in latest_records(records))
+    traced = {content_hash(record.spec): sessions_by_trace(record) for record in latest_traces(records)}
+    rows = (
+        _strategy_row(record, floors.get(record.run_id)) | {"sessions_by_trace": traced.get(content_hash(record.spec))}
+        for record in latest_records(records)
+    )
     return typed_frame(rows, STRATEGY_COLUMNS)
 
 

@@ -39,7 +39,7 @@ def render_terminal(experiment: Experiment, records: Sequence[RunRecord]) -> Ren
         parts += [Text(one_line(workload), style="bold"), _bullets(sentences)]
     ordered = recorded(experiment_cells(experiment, records))
     if ordered:
-        parts += [Text(""), _strategy_table(ordered), Text(_closing(ordered))]
+        parts += [Text(""), _strategy_table(ordered), Text(_closing(ordered, records))]
     return Group(*parts)
 
 
@@ -70,9 +70,9 @@ def _strategy_table(records: Sequence[RunRecord]) -> Table:
     return table
 
 
-def _closing(records: Sequence[RunRecord]) -> str:
-    """The rungs under the table, and how many findings the report holds."""
-    rungs = "; ".join(EVIDENCE_WORDS[rung] for rung in dict.fromkeys(record.evidence for record in records))
+def _closing(ordered: Sequence[RunRecord], records: Sequence[RunRecord]) -> str:
+    """The rungs under the table, and how many findings the report holds, on traces too."""
+    rungs = "; ".join(EVIDENCE_WORDS[rung] for rung in dict.fromkeys(record.evidence for record in ordered))
     severities = [finding.severity for finding in find(records)]
     counts = [
         f"{count} {level}{'' if count == 1 else 's'}"

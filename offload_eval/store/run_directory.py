@@ -2,7 +2,7 @@
 
     experiment.yaml   the experiment as it was run, every default filled in
     machine.json      the machine
-    records.jsonl     one record a line
+    records.jsonl     one record a line: of a cell, or of its trace
     reference/        the baseline's tokens and logits
     logs/             one file for each worker
 
@@ -123,11 +123,11 @@ class RunDirectory:
             self._lock = None
 
     def records(self) -> list[RunRecord]:
-        """Lists one record for each cell in file order; a later one takes the place of an earlier one."""
+        """Lists one record for each cell and one for its trace; a later one takes the place of an earlier one."""
         return list(self._records.values())
 
     def finished_run_ids(self) -> set[str]:
-        """Names the cells that a resumed run skips."""
+        """Names the records, of cells and of traces, that a resumed run does not make again."""
         return {run_id for run_id, record in self._records.items() if record.status in FINISHED}
 
     def append(self, record: RunRecord) -> None:

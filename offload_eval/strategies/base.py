@@ -49,11 +49,12 @@ def kv_payload_bytes(
         Bytes for `device` and `host`.
     """
     totals: dict[Literal["device", "host"], int] = {"device": 0, "host": 0}
-    seen: set[tuple[int, tuple[int, ...]]] = set()
+    seen: set[tuple[int, ...]] = set()
     for layer in cache.layers:
         held = layer.payload_tensors() if hasattr(layer, "payload_tensors") else _tensors(vars(layer))
         for tensor in held:
-            key = (tensor.data_ptr(), tuple(tensor.shape))
+            # Not its address: a tensor without data has none.
+            key = (tensor.untyped_storage()._cdata, int(tensor.storage_offset()), *tensor.shape)
             if tensor.numel() and key not in seen:
                 seen.add(key)
                 totals[tier_of(tensor)] += tensor.numel() * tensor.element_size()

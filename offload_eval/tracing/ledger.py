@@ -4,7 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -126,6 +126,10 @@ class TracedMemory(TieredMemory):
         """Allocates in the host tier."""
         with self.host_allocation():
             return torch.empty(shape, dtype=dtype)
+
+    def tier_of(self, tensor: torch.Tensor) -> Literal["device", "host"]:
+        """The tier of a tensor that was entered."""
+        return "host" if tensor.untyped_storage() in self.host else "device"
 
     def enter(self, tensor: torch.Tensor) -> None:
         """Enters a tensor's storage into the tier of its device."""

@@ -14,6 +14,7 @@ from offload_eval.core.experiment import DeviceName, QuantizedSpec, StrategySpec
 from offload_eval.core.trace import PhaseTrace, StepTrace, Trace
 from offload_eval.errors import UnableError
 from offload_eval.generation import TokenClock, generate
+from offload_eval.strategies.base import kv_payload_bytes
 from offload_eval.strategies.registry import load_strategy
 from offload_eval.tracing.attention import attention_assumptions, attention_name, attention_refusal
 from offload_eval.tracing.dataless_model import without_data
@@ -32,7 +33,7 @@ from offload_eval.tracing.schedule import (
     steps_to_trace,
     sum_of_chunks,
 )
-from offload_eval.tracing.tracer import Tracer
+from offload_eval.tracing.tracer import GENERATE, Tracer
 from offload_eval.tracing.upstream import HQQ_ASSUMPTION, forward_arguments, upstream_without_data
 
 HOST_ASSUMPTION: Final = (
@@ -130,6 +131,7 @@ class _Tracing:
             device=self.device,
             attn_implementation=attention_name(self.model.config),
             weights_bytes=sum(tensor.nbytes for tensor in self.weights),
+            logits_modules=_logits_modules(self.model),
             prefill=prefill,
             steps=tuple(self._as_step(step, phase) for step, phase in phases.items()),
             assumptions=tuple(self.assumptions),
@@ -160,6 +162,12 @@ class _Tracing:
         for tokens in pieces_before(step, self.workload, self.residual_length):
             run.forward(tokens)
         return run.generate(self.workload.prompt_tokens + step - 1, 2, None, held)[1]
+
+
+def _logits_modules(model: Any) -> tuple[str, ...]:
+    head = model.get_output_embeddings()
+    names = [name for name, module in model.named_modules() if module is head and head is not None]
+    return (*names[:1], type(model).__name__, GENERATE)
 
 
 class _Run:
@@ -210,7 +218,12 @@ class _Run:
             if not phases:
                 self.second_forward = self._tracer.forwards[1] if len(self._tracer.forwards) > 1 else {}
                 self.held = self._memory.device.held(PROMPT)
-            phases.append(self._tracer.take_phase())
+            payload = kv_payload_bytes(self.cache, self._memory.tier_of)
+            phases.append(
+                msgspec.structs.replace(
+                    self._tracer.take_phase(), kv_device_bytes=payload["device"], kv_host_bytes=payload["host"]
+                )
+            )
             if held is not None and len(phases) == 1:
                 self._memory.device.correct({label: self.held[label] - held[label] for label in self.held})
 

@@ -10,7 +10,7 @@ from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from offload_eval.core.trace import PhaseTrace
+from offload_eval.core.trace import KV_CACHE, PhaseTrace
 from offload_eval.errors import UnableError
 from offload_eval.tracing.known_values import assume_ones, follow, scalar
 from offload_eval.tracing.ledger import PROMPT, Label, TracedMemory
@@ -111,6 +111,15 @@ class Tracer(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
             self._modules.clear()
+
+    @contextmanager
+    def in_cache(self) -> Iterator[None]:
+        """Names the cache of the module that runs, while the context is open."""
+        self._modules.append(f"{self._module}.{KV_CACHE}")
+        try:
+            yield
+        finally:
+            self._modules.pop()
 
     @contextmanager
     def answering(self, *answers: bool) -> Iterator[None]:

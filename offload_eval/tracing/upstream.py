@@ -16,11 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.utils import import_utils
 
 from offload_eval.errors import UpstreamChangedError
-from offload_eval.strategies.upstream import cache_argument
+from offload_eval.strategies.upstream import Cache, cache_argument
 from offload_eval.tracing.attention import CudaAttention
 from offload_eval.tracing.tracer import Tracer
 
 _HQQ_IMPROVES: Final = (True, True, False)
+_CACHE_METHODS: Final = ("update", "update_conv_state", "update_recurrent_state", "update_indexer")
+"""Source: transformers 5.24, cache_utils.Cache."""
 HQQ_ASSUMPTION: Final = (
     "hqq's optimizer is followed for three rounds; each allocates the same, and it may take up to 20."
 )
@@ -55,6 +57,9 @@ def upstream_without_data(tracer: Tracer, backend: str | None) -> Iterator[None]
         if hasattr(import_utils, "is_fake_tensor"):
             # "A graph is being traced", transformers would say of fake tensors, and build masks it need not build.
             _replace(stack, import_utils, "is_fake_tensor", lambda _tensor: False)
+        for method in _CACHE_METHODS:
+            if hasattr(Cache, method):  # an older Cache has none for states and indexers
+                _name_cache(stack, tracer, method)
         if backend == "hqq":
             _answer_hqq(stack, tracer)
         if backend == "quanto":
@@ -72,6 +77,17 @@ def forward_arguments(model: Any, cache: Any) -> dict[str, Any]:
     """What generate() gives a model's forward besides its tokens."""
     arguments = {cache_argument(model): cache, "use_cache": True}
     return arguments | ({"logits_to_keep": 1} if model._supports_logits_to_keep() else {})
+
+
+def _name_cache(stack: ExitStack, tracer: Tracer, method: str) -> None:
+    """What the cache allocates in a method is told apart from what the module that calls it does."""
+    called = getattr(Cache, method)
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        with tracer.in_cache():
+            return called(*args, **kwargs)
+
+    _replace(stack, Cache, method, named)
 
 
 def _answer_hqq(stack: ExitStack, tracer: Tracer) -> None:
