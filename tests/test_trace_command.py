@@ -69,6 +69,49 @@ class TestContract:
         assert "full attention" in quantized["refusal"]
         assert quantized["prefill"] is None
 
+    def test_the_ratio_of_bytes_moved(self, tiny: tuple[str, ...]):
+        """Streamed fetches 41 tokens and writes one; offloaded moves all of them both ways."""
+        offloaded, streamed = trace(*tiny, "--strategy", "offloaded,streamed")["strategies"]
+        assert offloaded["moved_ratio"] == 1
+        moved = [each["decode"]["h2d_bytes"] + each["decode"]["d2h_bytes"] for each in (streamed, offloaded)]
+        assert streamed["moved_ratio"] == pytest.approx(moved[0] / moved[1])
+        assert 0.4 < streamed["moved_ratio"] < 0.6
+
+    def test_decodes_peak_is_that_of_the_flush(self, tiny: tuple[str, ...]):
+        """130 steps: the 128th quantizes everything anew, and the last does not."""
+        arguments = (*tiny[:4], "--prompt-tokens", "40", "--output-tokens", "131", "--device", "cpu")
+        (quantized,) = trace(*arguments, "--strategy", "quantized:q_group_size=32")["strategies"]
+        peaks = {step["step"]: step["peak_device_bytes"] for step in quantized["steps"]}
+        assert quantized["decode"]["peak_device_bytes"] == max(peaks.values()) == peaks[128] > peaks[130]
+        assert quantized["decode"]["peak_step"] == 128
+
+    def test_a_batch_that_cannot_be_traced_costs_no_answer(self):
+        arguments = ("--model", "gpt2", "--prompt-tokens", "20", "--batch-size", "16", "--vram-gib", "1")
+        strategies = "dynamic,quantized:axis_key=-1,axis_value=-1"
+        dynamic, quantized = trace(*arguments, "--strategy", strategies)["strategies"]
+        assert dynamic["admission"]["limit"] > 0
+        assert (quantized["prefill"] is None) is False
+        assert "do not divide" in quantized["admission_refusal"]
+
+    def test_a_model_without_sdpa_is_traced_with_eager_attention(self):
+        document = trace("--model", "gpt-neo-1.3b", "--prompt-tokens", "16", "--strategy", "dynamic")
+        assert document["attn_implementation"] == "eager"
+        assert "no sdpa attention" in document["notes"][0]
+
+    def test_a_population_is_traced_at_its_own_lengths(self, tmp_path: Path):
+        path = tmp_path / "mix.yaml"
+        group = "{name: chat, sessions: 2, prompt_tokens: 30, max_new_tokens: 5}"
+        path.write_text(
+            f"model: {{source: gpt2}}\nplan: {{population: [{group}], partition: {{tensor_parallel: 2}}}}\n"
+        )
+        document = trace(str(path), "--strategy", "dynamic")
+        assert document["strategies"][0]["steps"][-1]["step"] == 4
+        assert "plan.partition is not applied" in document["notes"][0]
+
+    def test_code_that_fails_without_data_costs_no_other_answer(self):
+        arguments = ("--model", "minimax-text-01", "--prompt-tokens", "16", "--strategy", "dynamic,static")
+        assert all("cannot be traced" in each["refusal"] for each in trace(*arguments)["strategies"])
+
     def test_an_experiment_file(self, tiny_experiment: Any, tmp_path: Path):
         document = trace(str(tiny_experiment(tmp_path)), "--device", "cpu")
         assert [each["workload"] for each in document["strategies"]] == ["small"] * 3
@@ -78,18 +121,19 @@ class TestContract:
 
 class TestText:
     def test_peaks_contributors_and_chart(self, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("COLUMNS", "80")
         text = invoke(*tiny, "--strategy", "dynamic,offloaded", "--hardware", "h100-sxm", "--vram-gib", "0.01").stdout
         for words in (
             "a decode step",
-            "largest at the prefill's peak",
+            "the largest at the peak of prefill",
             "weights",
             "|",
             "TTFT",
             "bounds, not predictions",
         ):
             assert words in text
-        assert max(map(len, text.splitlines())) <= 100
+        assert "…" not in text
+        assert max(map(len, text.splitlines())) <= 80
 
 
 class TestAdmission:
@@ -118,7 +162,7 @@ class TestAdmission:
         assert limit == min(admission["prefill_sessions"], admission["decode_sessions"]) > 1
         for batch, fits in ((limit, True), (limit + 1, False)):
             (at,) = trace(*arguments, "--batch-size", str(batch))["strategies"]
-            peak_bytes = max(at["prefill"]["peak_device_bytes"], at["decode_peak_device_bytes"])
+            peak_bytes = max(at["prefill"]["peak_device_bytes"], at["decode"]["peak_device_bytes"])
             assert (peak_bytes <= available_bytes) is fits
 
 
@@ -151,7 +195,9 @@ BAD_ARGUMENTS = {
     "another device": (["--model", "gpt2", "--prompt-tokens", "4", "--device", "tpu"], "allowed: cuda, cpu"),
     "another card": (["--model", "gpt2", "--prompt-tokens", "4", "--hardware", "h1000"], "h1000"),
     "another dtype": (["--model", "gpt2", "--prompt-tokens", "4", "--dtype", "fp8"], "--dtype fp8"),
-    "another attention": ([*SDPA, "--attn", "magic"], "attn_implementation: 'magic'"),
+    "another attention": ([*SDPA, "--attn", "magic"], "--attn: 'magic'"),
+    "a reserve of nothing": ([*SDPA, "--reserve-gib", "2"], "needs --vram-gib"),
+    "a card without the peak": ([*SDPA, "--hardware", "rtx-3090"], "peak_flops_per_s.bfloat16 is needed"),
     "too many": (["--model", "gpt2", "--prompt-tokens", "1:900:1"], "at most 500"),
     "override without a file": (["--model", "gpt2", "--prompt-tokens", "4", "--set", "a=1"], "needs an experiment"),
 }  # fmt: skip

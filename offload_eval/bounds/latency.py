@@ -1,11 +1,11 @@
 """Lower bounds of a phase's time: what it computes and moves, over what a device can do at most.
 
-ideal = max(least FLOPs / peak, least bytes / bandwidth, H2D, D2H, both / the link's total).
+ideal = max(FLOPs / peak, least bytes / bandwidth, the link, both directions contending where they do).
 scheduled = what the strategy's streams let overlap. serial = the sum. Source: Williams et al., Roofline (2009), with
 the link as one more roof.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,8 +19,17 @@ from offload_eval.errors import InputError
 
 COPIES_ON_THE_COMPUTE_STREAM: Final = ("offloaded", "offloaded_static")
 """Strategies whose write-back waits in line with computation. Source: transformers 5.24, cache_utils.Cache.offload."""
+COPYING: Final = (*COPIES_ON_THE_COMPUTE_STREAM, "streamed")
+"""Strategies that move the cache over the link."""
+NO_CACHE_TRAFFIC: Final = "ideal leaves out reading the cache, whose layout the arithmetic does not know."
+WINDOWS_LEFT_OUT: Final = (
+    "Attention is left out of compute where layers have windows: how much of it a kernel skips is not known."
+)
 OVERLAP_ASSUMPTIONS: Final[Mapping[str, str]] = {
-    "ideal": "ideal: computing, memory and both directions of the link overlap; weights and cache are read once.",
+    "ideal": (
+        "ideal: computing, memory and both directions of the link overlap; weights (of experts one token's) and cache "
+        "are read once; the matrix products are those of the attention that was traced, eager or fused."
+    ),
     "scheduled": (
         "scheduled: transfers overlap computing as the strategy's streams allow: transformers' write-back waits in "
         "line with computing, ours has a stream of its own; operators run one by one, at the traffic of each."
@@ -33,9 +42,8 @@ OVERLAP_ASSUMPTIONS: Final[Mapping[str, str]] = {
 class PhaseWork:
     """What one phase of the whole batch does."""
 
-    least_flops: int
-    """Without what a causal mask hides."""
     flops: int
+    """Without what a causal kernel skips."""
     least_bytes: int
     """Weights that the tokens reach, and the cache, once each."""
     touched_bytes: int
@@ -62,35 +70,60 @@ def bound_latency(trace: Trace, shape: ModelShape | None, hardware: HardwareProf
         InputError: The profile lacks a figure that is needed.
     """
     windows = shape is None or any(group.window_tokens is not None for group in shape.layer_groups)
-    cache_bytes = 0 if shape is None else _cache_bytes(trace, shape, BITS_PER_VALUE[dtype])
-    kind = trace.strategy.kind
+    cache_bytes = None if shape is None else _cache_bytes(trace, shape, BITS_PER_VALUE[dtype])
+    kind, step = trace.strategy.kind, trace.busiest_step
     return LatencyBounds(
         hardware=hardware.name,
         calibrated=hardware.calibrated,
-        ttft=bound_phase(_phase_work(trace.prefill, 0, windows), hardware, dtype, kind),
-        tpot=bound_phase(_phase_work(trace.decode, cache_bytes, windows), hardware, dtype, kind),
-        assumptions=(*OVERLAP_ASSUMPTIONS.values(), NOT_A_PREDICTION),
+        ttft=bound_phase(_phase_work(trace.prefill, 0, windows, kind), hardware, dtype, kind),
+        tpot=bound_phase(_phase_work(step, cache_bytes or 0, windows, kind), hardware, dtype, kind),
+        assumptions=(
+            *OVERLAP_ASSUMPTIONS.values(),
+            NOT_A_PREDICTION,
+            *((NO_CACHE_TRAFFIC,) if cache_bytes is None else ()),
+            *((WINDOWS_LEFT_OUT,) if windows else ()),
+            *_contention_assumptions(hardware.link if kind in COPYING else None),
+        ),
     )
 
 
-def _phase_work(phase: PhaseTrace, cache_bytes: int, has_windows: bool) -> PhaseWork:
-    """Windows hide more scores than a causal mask does, so that of their attention nothing is certain."""
-    hidden_flops = phase.attention_flops if has_windows else phase.hidden_flops
+def _phase_work(phase: PhaseTrace, cache_bytes: int, has_windows: bool, kind: str) -> PhaseWork:
+    copies = kind in COPYING  # others at most send scalars
     return PhaseWork(
-        least_flops=phase.matmul_flops - hidden_flops,
-        flops=phase.matmul_flops,
+        flops=phase.matmul_flops - (phase.attention_flops if has_windows else phase.hidden_flops),
         least_bytes=phase.weights_read_bytes + cache_bytes,
         touched_bytes=max(phase.touched_bytes, phase.weights_read_bytes + cache_bytes),
-        h2d_bytes=phase.h2d_bytes,
-        d2h_bytes=phase.d2h_bytes,
+        h2d_bytes=phase.h2d_bytes if copies else 0,
+        d2h_bytes=phase.d2h_bytes if copies else 0,
     )
 
 
-def _cache_bytes(trace: Trace, shape: ModelShape, bits: int) -> int:
+def _contention_assumptions(link: LinkProfile | None) -> Iterator[str]:
+    if link is None:
+        return
+    rates = {"H2D": link.h2d_with_d2h_bytes_per_s, "D2H": link.d2h_with_h2d_bytes_per_s}
+    unknown = [direction for direction, rate in rates.items() if rate is None]
+    if unknown:
+        yield f"What the other direction takes from {' and '.join(unknown)} is not stated for {link.name}: nothing."
+
+
+def _cache_bytes(trace: Trace, shape: ModelShape, bits: int) -> int | None:
     """Payload that the last decode step's attention reads once, of the whole batch, wherever it lies."""
     strategy = trace.strategy if isinstance(trace.strategy, QuantizedSpec) else DynamicSpec()
     card = session_card(shape, bits, workload_lengths(trace.workload), strategy)
-    return 0 if isinstance(card, str) else trace.workload.batch_size * int(card.device_bytes)
+    return None if isinstance(card, str) else trace.workload.batch_size * int(card.device_bytes)
+
+
+def check_hardware(hardware: HardwareProfile, dtype: str, kinds: Collection[str]) -> None:
+    """Refuses a profile that cannot bound these strategies, before anything is traced.
+
+    Raises:
+        InputError: The message names the figure that is missing.
+    """
+    for kind in kinds:
+        moved = int(kind in COPYING)
+        work = PhaseWork(flops=1, least_bytes=1, touched_bytes=1, h2d_bytes=moved, d2h_bytes=moved)
+        bound_phase(work, hardware, dtype, kind)
 
 
 def bound_phase(work: PhaseWork, hardware: HardwareProfile, dtype: str, kind: str) -> PhaseLatency:
@@ -109,21 +142,24 @@ def bound_phase(work: PhaseWork, hardware: HardwareProfile, dtype: str, kind: st
     bandwidth = _figure(hardware, "memory_bytes_per_s", hardware.memory_bytes_per_s)
     alone, contended = _link_times(work, hardware)
     compute_s, memory_s = work.flops / peak, work.touched_bytes / bandwidth
-    least: dict[Resource, float] = {
-        "compute": work.least_flops / peak,
-        "memory": work.least_bytes / bandwidth,
-        "h2d": max(alone[0], _both_s(work, hardware)) if work.h2d_bytes else 0.0,
-        "d2h": alone[1],
-    }
+    parts: dict[Resource, float] = {"compute": compute_s, "memory": memory_s, "h2d": alone[0], "d2h": alone[1]}
+    serial = _sum(parts)
+    scheduled = _scheduled(compute_s, memory_s, contended, kind)
     return PhaseLatency(
         compute_s=compute_s,
         memory_s=memory_s,
         h2d_s=alone[0],
         d2h_s=alone[1],
-        ideal=_largest(least),
-        scheduled=_scheduled(compute_s, memory_s, contended, kind),
-        serial=_sum({"compute": compute_s, "memory": memory_s, "h2d": alone[0], "d2h": alone[1]}),
+        ideal=_largest({**parts, "memory": work.least_bytes / bandwidth, **_both_ways(alone, contended)}),
+        scheduled=min(scheduled, serial, key=lambda bound: bound.seconds),
+        serial=serial,
     )
+
+
+def _both_ways(alone: tuple[float, float], contended: tuple[float, float]) -> dict[Resource, float]:
+    """Both directions are over when the slower one is, or, where they hinder each other more, one after the other."""
+    link_s = min(sum(alone), max(contended))
+    return {"h2d": max(alone[0], link_s)} if alone[0] >= alone[1] else {"d2h": max(alone[1], link_s)}
 
 
 def _scheduled(compute_s: float, memory_s: float, link_s: tuple[float, float], kind: str) -> TimeBound:
@@ -138,7 +174,7 @@ def _scheduled(compute_s: float, memory_s: float, link_s: tuple[float, float], k
 
 
 def _link_times(work: PhaseWork, hardware: HardwareProfile) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Seconds of both directions alone, and contended; equal where only one is used, or nothing is known."""
+    """Seconds of both directions alone, and contended; equal where only one is used."""
     if not work.h2d_bytes and not work.d2h_bytes:
         return (0.0, 0.0), (0.0, 0.0)
     link = _link(hardware)
@@ -148,26 +184,16 @@ def _link_times(work: PhaseWork, hardware: HardwareProfile) -> tuple[tuple[float
     if not work.h2d_bytes or not work.d2h_bytes:
         return alone, alone
     with_d2h, with_h2d = link.h2d_with_d2h_bytes_per_s, link.d2h_with_h2d_bytes_per_s
-    # The shorter transfer contends with the longer one for as long as it lasts, and no longer.
-    if with_d2h is None or with_h2d is None:
-        return alone, alone
-    return alone, _contended(work, (h2d, d2h), (with_d2h.value, with_h2d.value))
+    both = (h2d if with_d2h is None else with_d2h.value, d2h if with_h2d is None else with_h2d.value)
+    return alone, _contended(work, (h2d, d2h), both)
 
 
 def _contended(work: PhaseWork, alone: tuple[float, float], both: tuple[float, float]) -> tuple[float, float]:
+    """The shorter transfer contends with the longer one for as long as it lasts, and no longer."""
     h2d_s, d2h_s = work.h2d_bytes / both[0], work.d2h_bytes / both[1]
     if h2d_s >= d2h_s:
         return d2h_s + (work.h2d_bytes - d2h_s * both[0]) / alone[0], d2h_s
     return h2d_s, h2d_s + (work.d2h_bytes - h2d_s * both[1]) / alone[1]
-
-
-def _both_s(work: PhaseWork, hardware: HardwareProfile) -> float:
-    """All of the link's bytes at the most it moves in both directions together."""
-    link = _link(hardware)
-    if link.h2d_with_d2h_bytes_per_s is None or link.d2h_with_h2d_bytes_per_s is None or not work.d2h_bytes:
-        return 0.0
-    total = link.h2d_with_d2h_bytes_per_s.value + link.d2h_with_h2d_bytes_per_s.value
-    return (work.h2d_bytes + work.d2h_bytes) / total
 
 
 def _largest(times: Mapping[Resource, float]) -> TimeBound:

@@ -1,22 +1,22 @@
 """`offload-eval trace`: the real code on tensors without data."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from offload_eval.bounds.latency import bound_latency
+from offload_eval.bounds.latency import bound_latency, check_hardware
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.trace_inputs import TraceRequest, trace_request
 from offload_eval.core.experiment import StrategySpec, Workload
 from offload_eval.core.hardware import HardwareProfile
-from offload_eval.core.trace import TracedCell
+from offload_eval.core.trace import Trace, TracedCell
 from offload_eval.errors import ExitCode, InputError, UnableError
 from offload_eval.execution.model_loading import build_traceable, load_config
-from offload_eval.reporting.trace_text import render_traces
+from offload_eval.reporting.trace_text import moved_ratio, render_traces
 from offload_eval.store.hardware_file import load_hardware
 from offload_eval.tracing.admission import trace_admission
 from offload_eval.tracing.trace import trace_strategy
@@ -46,18 +46,31 @@ def trace_command(
     profile = None if hardware is None else load_hardware(hardware)
     request = trace_request(experiment, model, counts, strategies, options, overrides, device)
     _check_lengths(request)
+    if profile is not None:
+        check_hardware(profile, request.model.dtype, [strategy.kind for strategy in request.strategies])
     torch.set_num_threads(1)
-    tracing = _Tracing(
-        request, build_traceable(request.model, load_config(request.model)), profile, prefill_chunk_tokens
-    )
-    cells = list(tracing.cells())
+    request, traceable = _build(request)
+    cells = list(_Tracing(request, traceable, profile, prefill_chunk_tokens).cells())
     if json_output:
         print_json(msgspec.json.encode(_document(request, cells)).decode())
         return ExitCode.DONE
     console = result_console()
-    for part in render_traces(request.name, request.model, cells):
+    for part in render_traces(request.name, request.model, cells, request.notes):
         console.print(part, highlight=False)
     return ExitCode.DONE
+
+
+def _build(request: TraceRequest) -> tuple[TraceRequest, Any]:
+    """Builds the model without data: with eager attention where nobody chose one and the model lacks sdpa."""
+    config = load_config(request.model)
+    try:
+        return request, build_traceable(request.model, config)
+    except InputError as error:
+        if not request.attention_is_default or "attn_implementation" not in str(error):
+            raise
+    eager = msgspec.structs.replace(request.model, attn_implementation="eager")
+    note = "This model has no sdpa attention: eager was traced, whose score matrix is counted."
+    return replace(request, model=eager, notes=(*request.notes, note)), build_traceable(eager, config)
 
 
 def _check_lengths(request: TraceRequest) -> None:
@@ -101,20 +114,27 @@ class _Tracing:
             )
         except UnableError as error:
             return msgspec.structs.replace(cell, refusal=str(error))
-        latency = admission = None
         if self.hardware is not None:
             latency = bound_latency(trace, request.shape, self.hardware, request.model.dtype)
-        if request.available_bytes is not None:
+            cell = msgspec.structs.replace(cell, latency=latency)
+        return self._with_admission(msgspec.structs.replace(cell, trace=trace), workload, strategy)
+
+    def _with_admission(self, cell: TracedCell, workload: Workload, strategy: StrategySpec) -> TracedCell:
+        if self.request.available_bytes is None:
+            return cell
+        try:
             admission = trace_admission(
                 self.model,
                 strategy,
                 workload,
-                request.available_bytes,
-                device=request.device,
+                self.request.available_bytes,
+                device=self.request.device,
                 prefill_chunk_tokens=self.prefill_chunk_tokens,
-                first=trace,
+                first=cell.trace,
             )
-        return msgspec.structs.replace(cell, trace=trace, latency=latency, admission=admission)
+        except UnableError as error:
+            return msgspec.structs.replace(cell, admission_refusal=str(error))
+        return msgspec.structs.replace(cell, admission=admission)
 
 
 class _NoStatus:
@@ -131,7 +151,7 @@ class _NoStatus:
 
 
 def _document(request: TraceRequest, cells: list[TracedCell]) -> dict[str, Any]:
-    """The contract for scripts: `strategies[]` with `prefill` and `decode` (of one step: the last)."""
+    """The contract for scripts: `strategies[]` with `prefill` and `decode`."""
     traced = next((cell.trace for cell in cells if cell.trace is not None), None)
     return {
         "evidence": "traced",
@@ -141,23 +161,37 @@ def _document(request: TraceRequest, cells: list[TracedCell]) -> dict[str, Any]:
         "attn_implementation": request.model.attn_implementation,
         "weights_bytes": None if traced is None else traced.weights_bytes,
         "available_bytes": request.available_bytes,
-        "strategies": [_strategy(cell) for cell in cells],
+        "notes": request.notes,
+        "strategies": [_strategy(cell, cells) for cell in cells],
     }
 
 
-def _strategy(cell: TracedCell) -> dict[str, Any]:
+def _decode(trace: Trace) -> dict[str, Any]:
+    """The last step, with the highest peak of all that were traced, and the bytes of the step that moves most."""
+    document: dict[str, Any] = msgspec.to_builtins(trace.decode)
+    highest, busiest = trace.highest_step, trace.busiest_step
+    for name in ("h2d_bytes", "d2h_bytes", "num_h2d_copies", "num_d2h_copies"):
+        document[name] = getattr(busiest, name)
+    return document | {
+        "peak_device_bytes": highest.peak_device_bytes,
+        "peak_step": highest.step,
+        "contributors": msgspec.to_builtins(highest.contributors),
+    }
+
+
+def _strategy(cell: TracedCell, cells: list[TracedCell]) -> dict[str, Any]:
     trace = cell.trace
     return {
         "kind": cell.kind,
         "strategy": cell.strategy,
         "workload": cell.workload,
         "refusal": cell.refusal,
-        "spec": None if trace is None else trace.workload,
         "prefill": None if trace is None else trace.prefill,
-        "decode": None if trace is None else trace.decode,
-        "decode_peak_device_bytes": None if trace is None else trace.decode_peak_device_bytes,
+        "decode": None if trace is None else _decode(trace),
+        "moved_ratio": moved_ratio(cell, cells),
         "steps": [] if trace is None else trace.steps,
         "latency": cell.latency,
         "admission": cell.admission,
+        "admission_refusal": cell.admission_refusal,
         "assumptions": () if trace is None else trace.assumptions,
     }

@@ -20,7 +20,7 @@ from offload_eval.core.experiment import (
     StrategySpec,
     Workload,
 )
-from offload_eval.core.plan import PagingSpec
+from offload_eval.core.plan import PagingSpec, PartitionSpec
 from offload_eval.core.shape import ModelShape
 from offload_eval.errors import InputError, OffloadEvalError
 from offload_eval.store.experiment_file import build_for_plan, load_for_plan
@@ -29,6 +29,8 @@ from offload_eval.store.origin import Origin
 from offload_eval.store.strategy_text import DEFAULT_STRATEGIES, parse_strategies
 
 _DEVICES: Final[dict[str, DeviceName]] = {"cuda": "cuda", "cpu": "cpu"}
+_ATTENTION: Final = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
+_ONE_DEVICE: Final = "A trace is of one device with the whole model: plan.partition is not applied."
 _DEFAULT_OUTPUT_TOKENS: Final = "2"
 MOST_TRACES: Final = 500
 """Of one call; each takes about a second."""
@@ -47,6 +49,10 @@ class TraceRequest:
     available_bytes: int | None
     """Of the device, for weights, cache and activations; None without a budget."""
     device: DeviceName
+    attention_is_default: bool
+    """Whether nobody has asked for an attention implementation."""
+    notes: Sequence[str] = ()
+    """What the reader has to know of what was asked."""
 
 
 def trace_request(
@@ -72,6 +78,8 @@ def trace_request(
     Raises:
         InputError: The file, an option or the model's config is wrong.
     """
+    if options.get("attn", "sdpa") not in _ATTENTION:
+        raise InputError(f"--attn: {options['attn']!r} is not allowed; allowed: {', '.join(_ATTENTION)}")
     if device not in _DEVICES:
         raise InputError(f"--device: {device!r} is not allowed; allowed: {', '.join(_DEVICES)}")
     changes = as_overrides(options, EXPERIMENT_PLACES)
@@ -87,6 +95,9 @@ def trace_request(
         raise InputError(f"{experiment}: model: required, and missing; state it there, or give --model")
     name, spec, shape = _model(model, asked, None if experiment is None else experiment.parent)
     has_budget = "budget" in given or "vram_gib" in options
+    useless = next((name for name in ("runtime_gib", "reserve_gib") if name in options), None)
+    if useless is not None and not has_budget:
+        raise InputError(f"--{useless.replace('_', '-')} needs --vram-gib: without a budget no batch is sought")
     budget = asked.budget
     request = TraceRequest(
         name=name,
@@ -96,6 +107,8 @@ def trace_request(
         strategies=_strategies(strategies, asked, given),
         available_bytes=budget.device_bytes - budget.runtime_bytes - budget.reserve_bytes if has_budget else None,
         device=_DEVICES[device],
+        attention_is_default="attn" not in options and (model is not None or "model" not in given),
+        notes=(_ONE_DEVICE,) if asked.plan.partition != PartitionSpec() else (),
     )
     num_traces = len(request.workloads) * len(request.strategies)
     if num_traces > MOST_TRACES:
@@ -124,7 +137,7 @@ def _model(model: str | None, asked: Experiment, folder: Path | None) -> tuple[s
 def _workloads(
     counts: Mapping[str, str | None], asked: Experiment, given: Collection[str], file: Path | None
 ) -> list[Workload]:
-    if "workloads" not in given and counts["output_tokens"] is None:
+    if "workloads" not in given and counts["prompt_tokens"] is not None and counts["output_tokens"] is None:
         counts = {**counts, "output_tokens": _DEFAULT_OUTPUT_TOKENS}
     planned = plan_workloads(counts, asked, given, file)
     short = next((each for each in planned if each.output_tokens < 2), None)

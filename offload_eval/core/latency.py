@@ -27,7 +27,7 @@ class PhaseLatency(Strict, frozen=True, kw_only=True):
     """The link's bytes at its bandwidth, alone."""
     d2h_s: float
     ideal: TimeBound
-    """Everything overlaps, nothing is read twice, masked scores are not computed: no code on this device is faster."""
+    """Everything overlaps, and weights and cache are read once: no code that does these matrix products is faster."""
     scheduled: TimeBound
     """What the strategy's own order of streams lets overlap, at the traffic of its own code."""
     serial: TimeBound

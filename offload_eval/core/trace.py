@@ -46,10 +46,10 @@ class PhaseTrace(Strict, frozen=True, kw_only=True):
     attention_flops: int
     """Those of them in fused attention operators."""
     hidden_flops: int
-    """Those of them that a causal mask hides: about half of a whole prompt's attention."""
+    """Those of them that a causal kernel skips: about half of a whole prompt's attention."""
     weights_read_bytes: int
-    """Weights that operators read, once for each forward pass: of embeddings the rows looked up, of experts those that
-    tokens can reach."""
+    """The least of the weights that operators read, once for each forward pass: of embeddings the rows looked up, of
+    experts as many as one token is routed to."""
     touched_bytes: int
     """Bytes that operators read and wrote: each one's inputs and outputs once. Views touch nothing."""
     contributors: tuple[Contributor, ...]
@@ -91,6 +91,16 @@ class Trace(Strict, frozen=True, kw_only=True):
         return self.steps[-1]
 
     @property
+    def highest_step(self) -> StepTrace:
+        """The first of the traced steps whose peak is highest."""
+        return max(self.steps, key=lambda step: step.peak_device_bytes)
+
+    @property
+    def busiest_step(self) -> StepTrace:
+        """The last of the traced steps that moves most over the link: the very last may fetch nothing ahead."""
+        return max(reversed(self.steps), key=lambda step: step.h2d_bytes + step.d2h_bytes)
+
+    @property
     def decode_peak_device_bytes(self) -> int:
         """The highest peak of all traced steps: the first may hold what prefill left, a flush its transients."""
         return max(step.peak_device_bytes for step in self.steps)
@@ -126,3 +136,5 @@ class TracedCell(Strict, frozen=True, kw_only=True):
     """None without a hardware profile."""
     admission: TracedAdmission | None = None
     """None without a budget."""
+    admission_refusal: str | None = None
+    """Why there is no admission: a batch on the way to it cannot be traced."""

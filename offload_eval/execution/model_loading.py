@@ -33,7 +33,7 @@ def load_config(spec: ModelSpec) -> Any:
         if spec.config is not None:
             return AutoConfig.from_pretrained(spec.config, trust_remote_code=spec.trust_remote_code)
         return AutoConfig.from_pretrained(**_pretrained_arguments(spec))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a config class may check its fields by exceptions of its own
         raise InputError(f"model {spec.location}: no config that transformers can read: {_quoted(error)}") from error
 
 

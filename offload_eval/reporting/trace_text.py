@@ -19,8 +19,10 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 _CHART_COLUMNS: Final = 60
 
 
-def render_traces(name: str, model: ModelSpec, cells: Sequence[TracedCell]) -> Iterator[RenderableType]:
-    """The parts from top to bottom; each fits 100 columns."""
+def render_traces(
+    name: str, model: ModelSpec, cells: Sequence[TracedCell], notes: Sequence[str] = ()
+) -> Iterator[RenderableType]:
+    """The parts from top to bottom; each fits 80 columns."""
     yield Text(
         f"{name} ({model.dtype}, {model.attn_implementation} attention), traced: the real code, no data", style="bold"
     )
@@ -33,14 +35,33 @@ def render_traces(name: str, model: ModelSpec, cells: Sequence[TracedCell]) -> I
         for cell in listed:
             if cell.refusal is not None:
                 yield Text(f"{cell.strategy}: {cell.refusal}")
+        yield from _moved(listed)
         yield from _admissions(listed)
         yield from _latencies(listed)
         for cell, trace in traced:
             yield from _peaks(cell, trace)
     yield Text()
     yield Text("Assumptions", style="bold")
-    for assumption in _assumptions(cells):
+    for assumption in (*notes, *_assumptions(cells)):
         yield Text(f"- {assumption}")
+
+
+def moved_ratio(cell: TracedCell, cells: Sequence[TracedCell]) -> float | None:
+    """Bytes that one decode step moves both ways over those of transformers' offloading; None without either."""
+    offloaded = next((each for each in cells if each.kind == "offloaded" and each.workload == cell.workload), None)
+    if cell.trace is None or offloaded is None or offloaded.trace is None:
+        return None
+    ours, theirs = cell.trace.busiest_step, offloaded.trace.busiest_step
+    moved_bytes, whole_bytes = (each.h2d_bytes + each.d2h_bytes for each in (ours, theirs))
+    return moved_bytes / whole_bytes if moved_bytes and whole_bytes else None
+
+
+def _moved(cells: Sequence[TracedCell]) -> Iterator[Text]:
+    for cell in cells:
+        ratio = moved_ratio(cell, cells)
+        if ratio is not None and cell.kind != "offloaded":
+            words = "what offloaded moves in a decode step, both ways together"
+            yield Text(f"{cell.strategy} moves {ratio:.2f} times {words}")
 
 
 def _workload_line(workload: str, trace: Trace | None) -> str:
@@ -48,7 +69,8 @@ def _workload_line(workload: str, trace: Trace | None) -> str:
         return workload
     asked = trace.workload
     lengths = f"{asked.prompt_tokens:,} prompt and {asked.output_tokens:,} generated tokens"
-    return f"{workload}: {asked.batch_size:,} sessions of {lengths}; weights {format_bytes(trace.weights_bytes)}"
+    sessions = "1 session" if asked.batch_size == 1 else f"{asked.batch_size:,} sessions"
+    return f"{workload}: {sessions} of {lengths}; weights {format_bytes(trace.weights_bytes)}"
 
 
 def _table(first: str) -> Table:
@@ -58,37 +80,35 @@ def _table(first: str) -> Table:
 
 
 def _phases(traced: Sequence[tuple[TracedCell, Trace]]) -> Table:
-    """Two rows a strategy. The decode row is the last step's, its peak the highest of all that were traced."""
+    """Two rows a strategy. Of decode the highest peak, what lives after the last step, and the most a step moves."""
     table = _table("strategy")
-    table.add_column("phase", no_wrap=True)
-    for name in ("peak\ndevice", "live\ndevice", "live\nhost", "H2D", "D2H", "copies\nH2D, D2H"):
+    for name in ("peak\ndevice", "live\ndevice", "live\nhost", "H2D", "D2H"):
         table.add_column(name, justify="right", no_wrap=True)
     for cell, trace in traced:
-        table.add_row(cell.strategy, "prefill", *_phase_numbers(trace.prefill, trace.prefill.peak_device_bytes))
-        table.add_row("", "a decode step", *_phase_numbers(trace.decode, trace.decode_peak_device_bytes))
+        table.add_row(Text(cell.strategy, style="bold"))
+        table.add_row("  prefill", *_phase_numbers(trace.prefill, trace.prefill.peak_device_bytes, trace.prefill))
+        moving = trace.busiest_step
+        table.add_row("  a decode step", *_phase_numbers(trace.decode, trace.decode_peak_device_bytes, moving))
     return table
 
 
-def _phase_numbers(phase: PhaseTrace, peak_bytes: int) -> list[str]:
-    sizes = (phase.live_host_bytes or None, phase.h2d_bytes or None, phase.d2h_bytes or None)
-    copies = (
-        f"{phase.num_h2d_copies:,}, {phase.num_d2h_copies:,}" if phase.num_h2d_copies or phase.num_d2h_copies else "-"
-    )
-    return [format_bytes(peak_bytes), format_bytes(phase.live_device_bytes), *map(format_bytes, sizes), copies]
+def _phase_numbers(phase: PhaseTrace, peak_bytes: int, moving: PhaseTrace) -> list[str]:
+    sizes = (phase.live_host_bytes or None, moving.h2d_bytes or None, moving.d2h_bytes or None)
+    return [format_bytes(peak_bytes), format_bytes(phase.live_device_bytes), *map(format_bytes, sizes)]
 
 
 def _peaks(cell: TracedCell, trace: Trace) -> Iterator[RenderableType]:
     """The largest contributors to both peaks, and live bytes over the run."""
-    steps = max(trace.steps, key=lambda step: step.peak_device_bytes)
+    highest = trace.highest_step
+    yield Text(f"{cell.strategy}: the largest at the peak of prefill, and of decode (step {highest.step:,})")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column(f"{cell.strategy}: largest at the prefill's peak", overflow="fold")
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column(f"at decode's, step {steps.step:,}", overflow="fold")
-    table.add_column("bytes", justify="right", no_wrap=True)
+    for phase in ("prefill", "decode"):
+        table.add_column(phase, overflow="fold")
+        table.add_column("bytes", justify="right", no_wrap=True)
     for number in range(CONTRIBUTORS_SHOWN):
-        table.add_row(*_contributor(trace.prefill, number), *_contributor(steps, number))
+        table.add_row(*_contributor(trace.prefill, number), *_contributor(highest, number))
     yield table
-    yield Text(f"live bytes over prefill and {len(trace.steps)} traced steps, from 0 to {_highest(trace)}:")
+    yield Text(f"Live bytes over prefill | {len(trace.steps)} traced steps, from 0 to {_highest(trace)}:")
     yield Text(_chart(trace))
 
 
@@ -124,10 +144,16 @@ def _bars(values: Sequence[int], columns: int, top: int) -> str:
 
 
 def _admissions(cells: Sequence[TracedCell]) -> Iterator[RenderableType]:
+    for cell in cells:
+        if cell.admission_refusal is not None:
+            yield Text(f"{cell.strategy}: no largest batch: {cell.admission_refusal}")
     found = [(cell, cell.admission) for cell in cells if cell.admission is not None]
     if not found:
         return
-    yield Text(f"Sessions whose traced peak fits {format_bytes(found[0][1].available_bytes)}, weights included:")
+    available = format_bytes(found[0][1].available_bytes)
+    yield Text(f"Sessions whose traced peak fits {available}, weights included; host memory is not checked:")
+    if all(cell.trace is None or cell.trace.weights_bytes > each.available_bytes for cell, each in found):
+        yield Text("The weights alone do not fit.", style="bold")
     table = _table("strategy")
     for name in ("in prefill", "in decode", "both", "batches traced"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -149,14 +175,14 @@ def _latencies(cells: Sequence[TracedCell]) -> Iterator[RenderableType]:
         return
     hardware = found[0][1]
     calibrated = "calibrated" if hardware.calibrated else "from documents"
-    yield Text(f"Least times on {hardware.hardware} ({calibrated}): bounds, not predictions.")
+    yield Text(f"Least times of this batch on {hardware.hardware} ({calibrated}): bounds, not predictions.")
     table = _table("strategy")
-    table.add_column("", no_wrap=True)
     for name in ("ideal", "scheduled", "serial"):
         table.add_column(name, justify="right", no_wrap=True)
     for cell, latency in found:
-        table.add_row(cell.strategy, "TTFT", *_bounds(latency.ttft))
-        table.add_row("", "TPOT", *_bounds(latency.tpot))
+        table.add_row(Text(cell.strategy, style="bold"))
+        table.add_row("  TTFT", *_bounds(latency.ttft))
+        table.add_row("  TPOT", *_bounds(latency.tpot))
     yield table
 
 

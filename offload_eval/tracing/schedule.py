@@ -25,18 +25,19 @@ SKIPPED_CHUNKS: Final = (
 )
 
 
-def steps_to_trace(workload: Workload, residual_length: int | None) -> tuple[int, ...]:
+def steps_to_trace(workload: Workload, residual_length: int | None, *, uses_link: bool = False) -> tuple[int, ...]:
     """Decode steps to trace, counted from 1.
 
     Args:
         workload: The lengths.
         residual_length: Steps between two requantizations; None where the cache never does.
+        uses_link: Whether the cache copies: then also the last step but one, since the last fetches nothing ahead.
     """
     last = workload.output_tokens - 1
     if last <= MOST_STEPS:
         return tuple(range(1, last + 1))
     last_flush = last // residual_length * residual_length if residual_length else 0
-    return tuple(sorted({1, last, last_flush} - {0}))
+    return tuple(sorted({1, last, last_flush, *([last - 1] if uses_link else [])} - {0}))
 
 
 def pieces_before(step: int, workload: Workload, residual_length: int | None) -> tuple[int, ...]:

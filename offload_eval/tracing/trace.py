@@ -33,8 +33,9 @@ from offload_eval.tracing.schedule import (
     steps_to_trace,
     sum_of_chunks,
 )
-from offload_eval.tracing.tracer import GENERATE, Tracer
+from offload_eval.tracing.tracer import GENERATE, Tracer, UntraceableError
 from offload_eval.tracing.upstream import HQQ_ASSUMPTION, forward_arguments, upstream_without_data
+from offload_eval.tracing.work import WorkAccount, experts_per_token
 
 HOST_ASSUMPTION: Final = (
     "Host bytes are those asked for; a pinned allocator may round each buffer up to a power of two."
@@ -75,8 +76,16 @@ def trace_strategy(
     )
     if refusal is not None:
         raise UnableError(f"{strategy.label} cannot be traced: {refusal}")
-    with torch.no_grad(), tracing.opened():
-        return tracing.trace()
+    try:
+        with torch.no_grad(), tracing.opened():
+            return tracing.trace()
+    except UnableError:
+        raise
+    except Exception as error:
+        words = (str(error).splitlines() or [""])[0][:200]
+        raise UntraceableError(
+            f"{strategy.label} cannot be traced: the model's code fails without data ({type(error).__name__}: {words})"
+        ) from error
 
 
 class _Tracing:
@@ -113,7 +122,12 @@ class _Tracing:
         """Runs what must be run."""
         first = _Run(self)
         self.residual_length = getattr(first.cache.layers[0], "residual_length", None) if first.cache.layers else None
-        wanted = steps_to_trace(self.workload, self.residual_length)
+        if self.residual_length is not None and self.chunk_tokens and self.chunk_tokens < self.workload.prompt_tokens:
+            raise UnableError(
+                f"{self.spec.label} cannot be traced with a chunked prefill: which chunks it quantizes depends on all "
+                "before them"
+            )
+        wanted = steps_to_trace(self.workload, self.residual_length, uses_link=self.strategy.uses_link)
         in_full = self.workload.output_tokens - 1 <= MOST_STEPS
         prefill, *steps = self._from_the_start(first, self.workload.output_tokens if in_full else 2)
         held = first.held
@@ -181,7 +195,8 @@ class _Run:
         for tensor in tracing.weights:
             self._memory.enter(tensor)
         account = CopyAccount()
-        self._tracer = Tracer(self._memory, account, tracing.repeats, tracing.weights)
+        work = WorkAccount(tracing.weights, experts_per_token(tracing.model.config))
+        self._tracer = Tracer(self._memory, account, tracing.repeats, work)
         self.held: Counter[Label] = Counter()
         """What generate() holds because of the prompt's length, once the first token is out."""
         self.second_forward: dict[str, int] = {}

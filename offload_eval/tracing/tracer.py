@@ -1,6 +1,6 @@
 """Follows every operator of a run without data: what it allocates, copies, computes and touches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -46,19 +46,17 @@ class Tracer(TorchDispatchMode):
         account: Where copies between the tiers are counted that the model's forward makes. What generate() copies
             around it, such as tokens to the host, is not the strategy's.
         repeats: Results seen in earlier runs.
-        weights: The model's parameters and buffers.
+        work: Where computing and traffic are counted.
     """
 
-    def __init__(
-        self, memory: TracedMemory, account: CopyAccount, repeats: Repeats, weights: Sequence[torch.Tensor]
-    ) -> None:
+    def __init__(self, memory: TracedMemory, account: CopyAccount, repeats: Repeats, work: WorkAccount) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped upstream
         self.memory = memory
         self.account = account
         self.forwards: list[dict[str, int]] = []
         """What had been counted in the phase at each call of the model's forward."""
         self._repeats = repeats
-        self._work = WorkAccount(weights)
+        self._work = work
         self._modules: list[str] = []
         self._outside = PROMPT
         self._answers: list[bool] = []
@@ -84,8 +82,8 @@ class Tracer(TorchDispatchMode):
         self.memory.device.label = Label(self._module, func._schema.name.removeprefix("aten::"))
         for output in outputs:
             self.memory.enter(output)
-        self._count_copy(func, args, outputs)
-        self._work.add(func, args, kwargs, result, inputs, outputs)
+        if not self._count_copy(func, args, outputs):
+            self._work.add(func, args, kwargs, result, inputs, outputs)
         return result
 
     @contextmanager
@@ -162,9 +160,7 @@ class Tracer(TorchDispatchMode):
         try:
             with self.memory.without_data(device):
                 if crosses:  # torch would look for data to copy
-                    return torch.empty_strided(
-                        args[0].shape, args[0].stride(), dtype=kwargs.get("dtype") or args[0].dtype, device=device
-                    )
+                    return torch.empty_like(args[0], dtype=kwargs.get("dtype") or args[0].dtype, device=device)
                 result = func(*args, **kwargs)
         except _NEEDS_DATA:
             raise self._refusal(f"the operator {func}") from None
@@ -210,14 +206,21 @@ class Tracer(TorchDispatchMode):
         return self._modules[-1] if self._modules else self._outside
 
     def _counts(self) -> dict[str, int]:
-        return self.account.counts() | self._work.counts()
+        """A copy over the link touches device memory once: that end is counted here, for whoever made the copy."""
+        copied, work = self.account.counts(), self._work.counts()
+        work["touched_bytes"] += copied["h2d_bytes"] + copied["d2h_bytes"]
+        return copied | work
 
-    def _count_copy(self, func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> None:
-        if func not in (_ATEN._to_copy.default, _ATEN.copy_.default) or not self._modules:
-            return
+    def _count_copy(self, func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> bool:
+        """Whether the operator copies between the tiers; what generate() copies around the model is not counted."""
+        if func not in (_ATEN._to_copy.default, _ATEN.copy_.default):
+            return False
         source, target = args[func is _ATEN.copy_.default], outputs[0]
-        if source.device.type != target.device.type:
+        if source.device.type == target.device.type:
+            return False
+        if self._modules:
             self.account.add("d2h" if target.device.type == "cpu" else "h2d", target.nbytes)
+        return True
 
 
 @cache

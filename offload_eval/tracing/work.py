@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -24,12 +25,21 @@ _WRITES_ROWS: Final = {
 """Operators that write part of a tensor, and which argument is that part."""
 
 
-_ATTENTION: Final = (
-    _ATEN._scaled_dot_product_flash_attention.default,
-    _ATEN._scaled_dot_product_efficient_attention.default,
-    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
-)
-"""Fused attention: query `[batch, heads, new_tokens, head_dim]`, then keys `[batch, kv_heads, tokens, head_dim]`."""
+_CAUSAL_AT: Final = {
+    _ATEN._scaled_dot_product_flash_attention.default: 4,
+    _ATEN._scaled_dot_product_efficient_attention.default: 6,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default: 4,
+}
+"""Fused attention, and the place of `is_causal`: query `[batch, heads, new_tokens, head_dim]` comes first, then keys
+`[batch, kv_heads, tokens, head_dim]`."""
+_EXPERTS_PER_TOKEN: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
+
+
+def experts_per_token(config: Any) -> int:
+    """Experts of a layer that one token is routed to, under the names that families give it; 1 where none is found."""
+    text = config.get_text_config(decoder=True)
+    found = (getattr(text, name, None) for name in _EXPERTS_PER_TOKEN)
+    return next((count for count in found if isinstance(count, int) and count > 0), 1)
 
 
 class WorkAccount:
@@ -37,9 +47,11 @@ class WorkAccount:
 
     Args:
         weights: The model's parameters and buffers.
+        experts_per_token: Experts of a layer that one token is routed to.
     """
 
-    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+    def __init__(self, weights: Sequence[torch.Tensor], experts_per_token: int = 1) -> None:
+        self._experts_per_token = experts_per_token
         self._weights = {weight.untyped_storage()._cdata for weight in weights}
         self._sums: Counter[str] = Counter()
         self._read: dict[int, int] = {}
@@ -58,11 +70,12 @@ class WorkAccount:
         flops = matmul_flops(func, args, kwargs, result)
         self._sums["matmul_flops"] += flops
         self._sums["touched_bytes"] += touched_bytes(func, args, inputs, outputs)
-        if func in _ATTENTION:
+        if func in _CAUSAL_AT:
             new_tokens, tokens = args[0].shape[-2], args[1].shape[-2]
             self._sums["attention_flops"] += flops
-            # Of the last new_tokens columns a causal mask hides the triangle above the diagonal.
-            self._sums["hidden_flops"] += flops * (new_tokens - 1) // (2 * tokens)
+            if _is_causal(func, args, kwargs):
+                # Of the last new_tokens columns the kernel skips the triangle above the diagonal.
+                self._sums["hidden_flops"] += flops * (new_tokens - 1) // (2 * tokens)
         self._read_weights(func, args, inputs, outputs)
 
     def start_forward(self) -> None:
@@ -81,6 +94,16 @@ class WorkAccount:
         self._sums.clear()
         self._read.clear()
 
+    def _bytes_read(self, func: Any, args: tuple[Any, ...], weight: torch.Tensor, outputs: list[torch.Tensor]) -> int:
+        """Of embeddings the rows that are looked up, of experts the fewest that any token needs."""
+        whole = distinct_bytes(weight)
+        if func in _READS_ROWS:
+            return min(whole, sum(output.nbytes for output in outputs))
+        if func is _ATEN._grouped_mm.default and weight is args[1]:
+            num_experts = int(weight.shape[0])
+            return whole // num_experts * min(num_experts, self._experts_per_token)
+        return whole
+
     def _read_weights(
         self, func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> None:
@@ -89,16 +112,19 @@ class WorkAccount:
         for tensor in inputs:
             storage = tensor.untyped_storage()
             if storage._cdata in self._weights:
-                read = _bytes_read(func, args, tensor, outputs)
+                read = self._bytes_read(func, args, tensor, outputs)
                 self._read[storage._cdata] = max(read, self._read.get(storage._cdata, 0))
 
 
-def _bytes_read(func: Any, args: tuple[Any, ...], weight: torch.Tensor, outputs: list[torch.Tensor]) -> int:
-    if func in _READS_ROWS:
-        return int(min(weight.nbytes, sum(output.nbytes for output in outputs)))
-    if func is _ATEN._grouped_mm.default and weight is args[1]:
-        return int(weight.nbytes) - _idle_bytes(args)
-    return int(weight.nbytes)
+def _is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    place = _CAUSAL_AT[func]
+    return bool(args[place] if len(args) > place else kwargs.get("is_causal", False))
+
+
+def distinct_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a tensor names, those of an expanded dimension once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return prod(sizes) * tensor.itemsize
 
 
 def _idle_bytes(args: tuple[Any, ...]) -> int:
@@ -146,5 +172,5 @@ def touched_bytes(func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], 
 
 
 def _total(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:
-    distinct = {id(tensor): tensor.nbytes for tensor in (*inputs, *outputs)}
+    distinct = {id(tensor): distinct_bytes(tensor) for tensor in (*inputs, *outputs)}
     return sum(distinct.values())
