@@ -205,22 +205,20 @@ def make_quantized(**changes: Any) -> RunRecord:
 
 
 def make_phase_trace(peak_bytes: int, kv_bytes: int, parts: dict[str, int], **changes: Any) -> dict[str, Any]:
-    """Fields of a traced phase whose peak the given parts and the weights make up."""
+    """Fields of a traced phase whose peak the given parts and the weights make up; all else is 0."""
     held = {"weights": WEIGHTS_BYTES} | parts
     assert sum(held.values()) == peak_bytes
     base = {
         "live_device_bytes": WEIGHTS_BYTES + kv_bytes,
         "peak_device_bytes": peak_bytes,
         "kv_device_bytes": kv_bytes,
-        "kv_host_bytes": 0,
         "contributors": tuple(
             Contributor(module=module, operator="", bytes=size)
             for module, size in sorted(held.items(), key=lambda part: -part[1])
         ),
         "timeline_bytes": (peak_bytes,),
     }
-    counts = ("live_host_bytes", "peak_host_bytes", "h2d_bytes", "d2h_bytes", "num_h2d_copies", "num_d2h_copies")
-    return dict.fromkeys((*counts, "matmul_flops", "touched_bytes"), 0) | base | changes
+    return dict.fromkeys(PhaseTrace.__struct_fields__, 0) | base | changes
 
 
 def make_trace(strategy: StrategySpec = DYNAMIC, **changes: Any) -> Trace:

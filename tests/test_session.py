@@ -23,10 +23,13 @@ import numpy as np
 import pytest
 from click.testing import Result
 from conftest import TINY_CONFIG, WriteExperiment, tiny_workload
+from factories import make_spec, make_workload
 from typer.testing import CliRunner
 
 from offload_eval.cli.app import app
+from offload_eval.core.experiment import ModelSpec
 from offload_eval.execution.launcher import Died, WorkerProcess
+from offload_eval.execution.traces import CellTracer
 from offload_eval.execution.worker import become_worker
 
 VALUES_PER_TOKEN = 2 * 3 * 2 * 16
@@ -784,7 +787,39 @@ class TestTraces:
         again = read_records(out)[6:]
         assert [(record["run_id"], record["status"]) for record in again] == [(records[0]["run_id"], "ok")]
 
-    def test_a_trace_that_hangs_or_breaks_costs_no_cell(
+    def test_an_interrupted_run_keeps_its_traces(
+        self, traced_run: tuple[Path, Path], tmp_path: Path, start_run: StartRun
+    ) -> None:
+        out = tmp_path / "run"
+        run = start_run(traced_run[0], "--out", out)
+        finished = wait_for(lambda: complete_lines(out), "traced record")
+        os.killpg(run.process.pid, signal.SIGINT)
+        code, _, stderr = run.finish(timeout_s=30)
+        run.wait_until_gone()
+        assert (code, "Traceback" in stderr) == (130, False)
+        assert complete_lines(out)[: len(finished)] == finished
+        assert invoke(traced_run[0], "--out", out, "--resume").exit_code == 0
+        assert sorted(latest(out)) == sorted(latest(traced_run[1]))
+        assert len(read_records(out)) == 20
+
+    def test_a_model_that_cannot_be_built_or_traced_gives_its_reason(self, tmp_path: Path) -> None:
+        """longcat_flash asks its router which experts have tokens."""
+        from test_real_caches import CONFIGS
+        from transformers import AutoConfig
+
+        AutoConfig.for_model("longcat_flash", **CONFIGS["longcat_flash"]).save_pretrained(tmp_path / "routed")
+        ends = {}
+        for name in ("nowhere", "routed"):
+            model = ModelSpec(config=str(tmp_path / name), weights="random")
+            with CellTracer(model, tmp_path / "log") as tracer:
+                ends[name] = tracer.trace(make_spec(model=model, workload=make_workload(output_tokens=3)))
+        failures = [result.failure for result in ends.values() if result.failure is not None]
+        assert [result.status for result in ends.values()] == ["failed", "unsupported"]
+        assert [failure.stage for failure in failures] == ["trace", "trace"]
+        assert "no config" in failures[0].message
+        assert "aten.nonzero" in failures[1].message
+
+    def test_a_trace_that_hangs_costs_no_cell(
         self, tmp_path: Path, tiny_experiment: WriteExperiment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("offload_eval.execution.traces.TRACE_TIMEOUT_S", 0.01)
