@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 from malformed_configs import MALFORMED, write
-from plan_calls import BASE, BASE_MODEL, CHAT, LONG, Configure, cell, invoke, plan
+from plan_calls import BASE, BASE_MODEL, CHAT, LONG, ROOT, Configure, cell, invoke, plan
 
 
 class TestText:
@@ -190,3 +190,26 @@ def test_a_malformed_config_ends_with_its_exit_code_and_one_line(case: str, tmp_
     message = " ".join(result.stderr.split())
     assert message.startswith(f"error: {path}: ")
     assert all(word in message for word in words), message
+
+
+def test_the_mix_that_readme_shows_is_planned(tmp_path: Path):
+    """Both groups are within the cap; paged holds at least one copy of the mix on 80 GiB."""
+    blocks = (ROOT / "README.md").read_text().split("```yaml\n")
+    (block,) = [each.partition("```")[0] for each in blocks if "population:" in each]
+    path = tmp_path / "mix.yaml"
+    path.write_text(block)
+    document = plan(str(path))
+    assert [each["workload"] for each in document["cells"]][:: len(document["population"])] == ["chat", "search"]
+    assert document["long_requests"] == []
+    assert document["population"][0]["sums"][0]["mixes"] >= 1
+
+
+def test_the_commands_that_readme_shows_for_plan_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    lines = [line.partition("#")[0].split() for line in (ROOT / "README.md").read_text().splitlines()]
+    commands = [line[2:] for line in lines if line[:2] == ["offload-eval", "plan"]]
+    assert len(commands) >= 4
+    for command in commands:
+        arguments = [str(tmp_path / "grid.csv") if each == "grid.csv" else each for each in command]
+        arguments = [BASE_MODEL if each == "config.json" else each for each in arguments]
+        assert invoke(*arguments).exit_code == 0, command

@@ -8,6 +8,7 @@ import typer
 
 from offload_eval import __version__
 from offload_eval.cli.ending import end
+from offload_eval.cli.option_types import JsonOption
 from offload_eval.cli.plan_options import plan
 from offload_eval.cli.trace_options import trace
 
@@ -19,8 +20,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 class DeviceChoice(StrEnum):

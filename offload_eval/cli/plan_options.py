@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from offload_eval.cli.ending import end
+from offload_eval.cli.option_types import JsonOption, ModelOption, OptionalExperiment, OverridesOption
 
 _GIB: Final = "GiB"
 EXPERIMENT_PLACES: Final[dict[str, tuple[str, ...]]] = {
@@ -48,15 +49,8 @@ def _counts(text: str, help_text: str) -> Any:
 
 def plan(
     context: typer.Context,
-    experiment: Annotated[
-        Path | None, typer.Argument(help="An experiment file; options replace its values.", show_default=False)
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="A config.json, a folder that holds one, or a preset such as llama-3.1-8b.", show_default=False
-        ),
-    ] = None,
+    experiment: OptionalExperiment = None,
+    model: ModelOption = None,
     prompt_tokens: Annotated[str | None, _counts("--prompt-tokens", "Prompt tokens a session.")] = None,
     output_tokens: Annotated[
         str | None, _counts("--output-tokens", "Generated tokens a session; 0: the prompt alone.")
@@ -113,17 +107,14 @@ def plan(
     max_request_tokens: Annotated[
         int | None, _number("--max-request-tokens", "Cap on prompt and generated tokens together.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Replace one value of the file.", show_default=False),
-    ] = None,
+    overrides: OverridesOption = None,
     csv: Annotated[
         Path | None, typer.Option("--csv", help="Write every cell as CSV; - is standard output.", show_default=False)
     ] = None,
     list_presets: Annotated[
         bool, typer.Option("--list-presets", help="List the presets that --model takes, and exit.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json_output: JsonOption = False,
 ) -> NoReturn:
     """Bound sessions and KV bytes from a config.json: an upper bound, in closed form, for any mix of lengths."""
 

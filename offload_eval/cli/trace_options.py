@@ -1,11 +1,11 @@
 """The options of `offload-eval trace`; each that stands for a value of an experiment names its place in the file."""
 
-from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 import typer
 
 from offload_eval.cli.ending import end
+from offload_eval.cli.option_types import JsonOption, ModelOption, OptionalExperiment, OverridesOption
 
 EXPERIMENT_PLACES: Final[dict[str, tuple[str, ...]]] = {
     "dtype": ("model", "dtype"),
@@ -19,15 +19,8 @@ EXPERIMENT_PLACES: Final[dict[str, tuple[str, ...]]] = {
 
 def trace(
     context: typer.Context,
-    experiment: Annotated[
-        Path | None, typer.Argument(help="An experiment file; options replace its values.", show_default=False)
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="A config.json, a folder that holds one, or a preset such as llama-3.1-8b.", show_default=False
-        ),
-    ] = None,
+    experiment: OptionalExperiment = None,
+    model: ModelOption = None,
     prompt_tokens: Annotated[
         str | None, typer.Option(help="Prompt tokens a session.", show_default=False, metavar="N[,N...]")
     ] = None,
@@ -75,11 +68,8 @@ def trace(
         float | None, typer.Option(help="Outside the allocator.", show_default=False, metavar="GiB")
     ] = None,
     reserve_gib: Annotated[float | None, typer.Option(help="Kept free.", show_default=False, metavar="GiB")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Replace one value of the file.", show_default=False),
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    overrides: OverridesOption = None,
+    json_output: JsonOption = False,
 ) -> NoReturn:
     """Run the real modeling code and caches on tensors without data: peaks, contributors, bytes over the link."""
 

@@ -50,7 +50,8 @@ def _answer(plan: Plan) -> str:
     if plan.population and plan.population[0].sums and plan.population[0].sums[0].mixes is not None:
         first = plan.population[0]
         caps = first.sums[0]
-        return f"the population of {caps.sessions:,} sessions fits at most {caps.mixes:,} times with {first.strategy}"
+        times = "once" if caps.mixes == 1 else f"{caps.mixes:,} times"
+        return f"the population of {caps.sessions:,} sessions fits at most {times} with {first.strategy}"
     tokens = f"{plan.cached_tokens:,} cached tokens"
     if plan.admission is None:
         return f"{format_bytes(plan.kv_cache_bytes.ideal)} of KV cache for a session of {tokens}"
