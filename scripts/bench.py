@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from offload_eval.analysis.statistics import summarize
+from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.plan_cells import plan_grids
-from offload_eval.bounds.session_card import Lengths
 from offload_eval.cli.plan_inputs import plan_request
 from offload_eval.core.experiment import DynamicSpec, ModelSpec
 from offload_eval.execution.fidelity import ForcedTokens

@@ -8,13 +8,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.grid import Ledgers, ReplicaCard, replica_card, strategy_grid
 from offload_eval.bounds.ledgers import pinned_bytes, pinned_sessions, sessions_that_fit
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.paged import paged_card
 from offload_eval.bounds.partition import rank_shapes
 from offload_eval.bounds.population import Deployment, sum_population
-from offload_eval.bounds.session_card import HostBuffers, Lengths, session_card
+from offload_eval.bounds.session_card import HostBuffers, session_card
 from offload_eval.core.experiment import DynamicSpec, OffloadedSpec, StreamedSpec
 from offload_eval.core.plan import PagingSpec, PartitionSpec, SessionGroup
 from offload_eval.core.shape import ModelShape

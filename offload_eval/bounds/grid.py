@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.ledgers import UNLIMITED, pinned_bytes, pinned_sessions, refuse_overflow, sessions_that_fit
 from offload_eval.bounds.paged import paged_card
 from offload_eval.bounds.partition import rank_shapes
-from offload_eval.bounds.session_card import HostBuffers, Lengths, Refusal, SessionCard, session_card
+from offload_eval.bounds.session_card import HostBuffers, Refusal, SessionCard, session_card
 from offload_eval.core.experiment import StrategySpec
 from offload_eval.core.plan import PagingSpec, PartitionSpec
 from offload_eval.core.shape import ModelShape

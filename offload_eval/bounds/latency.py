@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from offload_eval.bounds.session_card import session_card, workload_lengths
+from offload_eval.bounds.cached_layers import workload_lengths
+from offload_eval.bounds.session_card import session_card
 from offload_eval.core.experiment import BITS_PER_VALUE, DynamicSpec, QuantizedSpec
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, SourcedValue
 from offload_eval.core.latency import LatencyBounds, PhaseLatency, Resource, TimeBound

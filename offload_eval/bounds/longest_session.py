@@ -4,11 +4,11 @@ from typing import Final
 
 import numpy as np
 
+from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.grid import Mask, PlanStrategy, replica_card, strategy_grid
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.plan_ledgers import grid_ledgers
 from offload_eval.bounds.plan_request import PlanRequest
-from offload_eval.bounds.session_card import Lengths
 from offload_eval.core.plan import LimitedBy, LongestSession
 
 _MOST_TOKENS: Final = 2**24

@@ -5,10 +5,11 @@ from typing import Final
 
 import numpy as np
 
+from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.kv_footprint import kv_total
 from offload_eval.bounds.kv_format import kv_format
 from offload_eval.bounds.kv_views import Counts, paged_view
-from offload_eval.bounds.session_card import Lengths, SessionCard
+from offload_eval.bounds.session_card import SessionCard
 from offload_eval.core.plan import PagingSpec
 from offload_eval.core.shape import ModelShape
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.grid import PlanStrategy, StrategyGrid, replica_card, strategy_grid
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.ledgers import UNLIMITED
 from offload_eval.bounds.plan_ledgers import grid_ledgers
 from offload_eval.bounds.plan_request import PlanRequest, columns
-from offload_eval.bounds.session_card import Lengths, Refusal
+from offload_eval.bounds.session_card import Refusal
 from offload_eval.core.plan import Admission, LimitedBy, LongRequest, PagingSpec, PlanCell
 
 

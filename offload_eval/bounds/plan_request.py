@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.grid import PlanStrategy
 from offload_eval.bounds.kv_format import KvFormat, kv_format
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.long_requests import RequestLimit, check_request, request_limit
-from offload_eval.bounds.session_card import Lengths
 from offload_eval.core.experiment import BITS_PER_VALUE, BudgetSpec
 from offload_eval.core.plan import LongRequest, PlanSpec
 from offload_eval.core.shape import ModelShape

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.grid import Ledgers, PlanStrategy, ReplicaCard, replica_card
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.ledgers import UNLIMITED, pinned_bytes, pinned_sessions, refuse_overflow
 from offload_eval.bounds.paged import shared_prefix_bytes
 from offload_eval.bounds.partition import rank_shapes
-from offload_eval.bounds.session_card import HostBuffers, Lengths, Refusal
+from offload_eval.bounds.session_card import HostBuffers, Refusal
 from offload_eval.core.experiment import StreamedSpec
 from offload_eval.core.plan import Batching, PagingSpec, PartitionSpec, Percentile, PopulationSum, SessionGroup
 from offload_eval.core.shape import ModelShape

@@ -1,8 +1,7 @@
 """What one session holds and moves under each strategy, in closed form, for a whole grid of lengths at once.
 
 With T cached tokens when the last token is computed, T - 1 were cached before it. What the unquantized layers hold is
-the transformers view of `bounds/kv_views.py`, at rest. A layer's row is one token's keys and values:
-kv_heads * (key_head_dim + value_head_dim) values.
+the transformers view of `bounds/kv_views.py`, at rest.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,15 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from offload_eval.bounds.kv_footprint import kv_total, layer_total
-from offload_eval.bounds.kv_format import FP8_SCALE_BYTES_PER_LAYER, KvFormat, plain_format
-from offload_eval.bounds.kv_views import (
-    TRANSFORMERS,
-    TRANSFORMERS_PREFILLED,
-    TRANSFORMERS_STATIC,
-    Counts,
-    as_transformers,
-)
+from offload_eval.bounds.cached_layers import CachedLayers, Lengths, count_layers, row_values
+from offload_eval.bounds.kv_format import FP8_SCALE_BYTES_PER_LAYER
+from offload_eval.bounds.kv_views import Counts
 from offload_eval.core.experiment import (
     DynamicSpec,
     OffloadedSpec,
@@ -29,40 +22,11 @@ from offload_eval.core.experiment import (
     StaticSpec,
     StrategySpec,
     StreamedSpec,
-    Workload,
 )
 from offload_eval.core.shape import LayerGroup, ModelShape
 
 UPSTREAM_DEFAULTS: Final = {"nbits": 4, "q_group_size": 64, "residual_length": 128}
 """Source: transformers 5.24, cache_utils.QuantizedLayer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Lengths of sessions. Both arrays have one shape."""
-
-    prompt_tokens: Counts
-    output_tokens: Counts
-    """0 asks for the prompt alone."""
-    prefill_chunk_tokens: int | None = None
-    """Prompt tokens prefilled at once; None: the whole prompt."""
-
-    @property
-    def steps(self) -> Counts:
-        """Decode steps: the prefill gives the first token."""
-        return np.maximum(self.output_tokens - 1, 0)
-
-    @property
-    def cached_tokens(self) -> Counts:
-        """Tokens cached when generation ends; the last one is never cached."""
-        return self.prompt_tokens + self.steps
-
-
-def workload_lengths(workload: Workload) -> Lengths:
-    """The lengths of one workload."""
-    return Lengths(prompt_tokens=np.asarray(workload.prompt_tokens), output_tokens=np.asarray(workload.output_tokens))
-
-
 Refusal = str
 """Why a strategy has no card for a model."""
 
@@ -116,111 +80,45 @@ def session_card(
     """
     if not shape.in_transformers:
         return "the model's cache is its own code, not transformers'"
-    return _CARDS[type(strategy)](_Layers(shape, bits, encoder_tokens), lengths, strategy)
+    return _CARDS[type(strategy)](CachedLayers(shape, bits, encoder_tokens), lengths, strategy)
 
 
-class _Layers:
-    """The layers of a shape as transformers caches them, at a dtype."""
-
-    def __init__(self, shape: ModelShape, bits: int, encoder_tokens: int | None) -> None:
-        self.bits = bits
-        self.encoder_tokens = encoder_tokens
-        self.groups = tuple(map(as_transformers, shape.layer_groups))
-        self.order = shape.order
-        indexed = any(group.indexer_head_dim for group in self.groups)
-        kinds = ("full",) if indexed else ("full", "latent")
-        self.plain = tuple(group for group in self.groups if group.cache in kinds and group.state is None)
-        """Layers that are a DynamicLayer: every token's keys and values, nothing else. In a model with indexers
-        the layers without one have its layer class all the same."""
-        self.others = tuple(group for group in self.groups if group not in self.plain)
-        self.count = sum(group.count for group in self.plain)
-        self.values_a_token = sum(group.count * _row_values(group) for group in self.plain)
-        self.bytes_a_token = self.values_a_token * bits // 8
-        self.widest_row_bytes = max(map(_row_values, self.plain), default=0) * bits // 8
-
-    def held_bytes(self, groups: tuple[LayerGroup, ...], tokens: Counts) -> Counts:
-        """The payload of these groups when `tokens` are cached."""
-        sizes = (group.count * self.layer_bytes(group, tokens) for group in groups)
-        return sum(sizes, start=np.zeros_like(tokens))
-
-    def layer_bytes(self, group: LayerGroup, tokens: Counts) -> Counts:
-        """The payload of one layer of a group."""
-        return layer_total(group, tokens, TRANSFORMERS, plain_format(self.bits), self.encoder_tokens)
-
-    def buffer_bytes(self, groups: tuple[LayerGroup, ...], tokens: Counts) -> Counts:
-        """Static buffers of these groups, with room for `tokens`."""
-        return kv_total(groups, tokens, TRANSFORMERS_STATIC, plain_format(self.bits), self.encoder_tokens)
-
-    def layer_buffer_bytes(self, group: LayerGroup, tokens: Counts) -> Counts:
-        """Static buffers of one layer of a group."""
-        return layer_total(group, tokens, TRANSFORMERS_STATIC, plain_format(self.bits), self.encoder_tokens)
-
-    def peak_bytes(self, groups: tuple[LayerGroup, ...], lengths: Lengths) -> Counts:
-        """The most that is alive of these groups between two steps, from the end of the prefill on."""
-        stored = plain_format(self.bits)
-        alive = kv_total(groups, lengths.cached_tokens, TRANSFORMERS_STATIC, stored, self.encoder_tokens)
-        peak_bytes = np.maximum(alive, self._prefilled_bytes(groups, lengths, stored))
-        for ratio in {group.compression.ratio_tokens for group in groups if group.compression}:
-            # A compressor holds most just before it closes a stretch of tokens.
-            before_close = (lengths.cached_tokens + 1) // ratio * ratio - 1
-            was_alive = kv_total(groups, np.maximum(before_close, 0), TRANSFORMERS_STATIC, stored)
-            peak_bytes = np.maximum(peak_bytes, np.where(before_close > 0, was_alive, 0))
-        return peak_bytes
-
-    def _prefilled_bytes(self, groups: tuple[LayerGroup, ...], lengths: Lengths, stored: KvFormat) -> Counts:
-        """At the end of the prefill a windowed layer still has the rows of its last chunk, and those before it."""
-        total = np.zeros_like(lengths.prompt_tokens)
-        for group in groups:
-            view, tokens = TRANSFORMERS_PREFILLED, lengths.prompt_tokens
-            if group.window_tokens is not None and lengths.prefill_chunk_tokens is not None:
-                last_chunk = (tokens - 1) % lengths.prefill_chunk_tokens + 1
-                tokens = np.minimum(tokens, group.window_tokens - 1 + last_chunk)
-            if group.compression is not None:
-                view = TRANSFORMERS_STATIC  # its rows and entries are cut apart: what a prefill keeps is not modelled
-            total = total + kv_total((group,), tokens, view, stored, self.encoder_tokens)
-        return total
-
-
-def _row_values(group: LayerGroup) -> int:
-    return group.kv_heads * (group.key_head_dim + group.value_head_dim)
-
-
-def _count(groups: tuple[LayerGroup, ...]) -> int:
-    return sum(group.count for group in groups)
-
-
-def _dynamic(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
-    held_bytes = layers.held_bytes(layers.groups, lengths.cached_tokens)
-    nothing = np.zeros_like(held_bytes)
+def _in_gpu(
+    device_bytes: Counts, peak_bytes: Counts, assumptions: tuple[str, ...], source: str, fixed_bytes: int = 0
+) -> SessionCard:
+    """The card of a cache that never leaves the device."""
+    nothing = np.zeros_like(device_bytes)
     return SessionCard(
-        device_bytes=held_bytes,
-        device_peak_bytes=layers.peak_bytes(layers.groups, lengths),
+        device_bytes=device_bytes,
+        device_peak_bytes=peak_bytes,
+        device_fixed_bytes=fixed_bytes,
         host_bytes=nothing,
         h2d_bytes=nothing,
         d2h_bytes=nothing,
-        assumptions=("The whole KV cache is on the device.", *_other_layers(layers)),
-        source="2 * tokens * layers * kv_heads * head_dim * bytes",
+        assumptions=assumptions,
+        source=source,
     )
 
 
-def _static(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
+def _dynamic(layers: CachedLayers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
+    return _in_gpu(
+        layers.held_bytes(layers.groups, lengths.cached_tokens),
+        layers.peak_bytes(layers.groups, lengths),
+        ("The whole KV cache is on the device.", *_other_layers(layers)),
+        "2 * tokens * layers * kv_heads * head_dim * bytes",
+    )
+
+
+def _static(layers: CachedLayers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
     refusal = _static_refusal(layers)
     if refusal is not None:
         return refusal
     buffers_bytes = layers.buffer_bytes(layers.groups, lengths.cached_tokens)
-    nothing = np.zeros_like(buffers_bytes)
-    return SessionCard(
-        device_bytes=buffers_bytes,
-        device_peak_bytes=buffers_bytes,
-        host_bytes=nothing,
-        h2d_bytes=nothing,
-        d2h_bytes=nothing,
-        assumptions=("Buffers for every token of the workload are on the device from the first one on.",),
-        source="transformers 5.24, cache_utils.StaticCache",
-    )
+    words = ("Buffers for every token of the workload are on the device from the first one on.",)
+    return _in_gpu(buffers_bytes, buffers_bytes, words, "transformers 5.24, cache_utils.StaticCache")
 
 
-def _offloaded_static(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
+def _offloaded_static(layers: CachedLayers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
     """Layers of full attention are moved, two of them on the device at once; windows and states stay."""
     refusal = _static_refusal(layers)
     if refusal is not None:
@@ -232,7 +130,7 @@ def _offloaded_static(layers: _Layers, lengths: Lengths, _: StrategySpec) -> Ses
     if not moved:
         return "no layer of full attention to move"
     tokens, with_step = lengths.cached_tokens, lengths.steps > 0
-    on_device = min(2, _count(moved))
+    on_device = min(2, count_layers(moved))
     widest: Counts = np.maximum.reduce([layers.layer_buffer_bytes(group, tokens) for group in moved])
     moved_bytes = layers.buffer_bytes(moved, tokens)
     device_bytes = on_device * widest + layers.buffer_bytes(stay, tokens)
@@ -245,18 +143,18 @@ def _offloaded_static(layers: _Layers, lengths: Lengths, _: StrategySpec) -> Ses
         d2h_bytes=np.where(with_step, moved_bytes, 0),
         assumptions=(
             f"{on_device} layers' buffers are on the device; each crosses the link whole, both ways, filled or not.",
-            *((f"{_count(stay)} layers without full attention stay on the device.",) if stay else ()),
+            *((f"{count_layers(stay)} layers without full attention stay on the device.",) if stay else ()),
         ),
         source="transformers 5.24, cache_utils.Cache.update",
     )
 
 
-def _static_refusal(layers: _Layers) -> Refusal | None:
+def _static_refusal(layers: CachedLayers) -> Refusal | None:
     without = tuple(group for group in layers.groups if group.compression or group.cache in ("cross", "shared"))
     return f"{_kinds(without)} layers have no static form here" if without else None
 
 
-def _other_layers(layers: _Layers) -> tuple[str, ...]:
+def _other_layers(layers: CachedLayers) -> tuple[str, ...]:
     kinds = _kinds(tuple(group for group in layers.others if group.window_tokens is not None))
     if not kinds:
         return ()
@@ -270,7 +168,7 @@ def _kinds(groups: tuple[LayerGroup, ...]) -> str:
     return ", ".join(sorted({group.cache.replace("_", " ") for group in groups}))
 
 
-def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
+def _offloaded(layers: CachedLayers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
     with_state = tuple(group for group in layers.groups if group.state or group.compression)
     if with_state:
         return f"how upstream moves {_kinds(with_state)} layers is not modelled"
@@ -299,7 +197,7 @@ def _offloaded(layers: _Layers, lengths: Lengths, _: StrategySpec) -> SessionCar
     )
 
 
-def _keys_and_values(layers: _Layers, groups: tuple[LayerGroup, ...], tokens: Counts) -> Iterator[HostBuffers]:
+def _keys_and_values(layers: CachedLayers, groups: tuple[LayerGroup, ...], tokens: Counts) -> Iterator[HostBuffers]:
     """One buffer for the keys of a layer, and one for its values."""
     for group in groups:
         layer_bytes = layers.layer_bytes(group, tokens)
@@ -309,14 +207,14 @@ def _keys_and_values(layers: _Layers, groups: tuple[LayerGroup, ...], tokens: Co
                 yield HostBuffers(count=group.count, bytes=size)
 
 
-def _offloaded_device_bytes(layers: _Layers, tokens: Counts) -> Counts:
+def _offloaded_device_bytes(layers: CachedLayers, tokens: Counts) -> Counts:
     """The layer in use while new tokens are concatenated to it, and the one that is prefetched after it.
 
     Layers that hold nothing are passed over; after the last layer comes the first.
     """
     sizes = [layers.layer_bytes(group, tokens) for group in layers.groups]
     in_use = [_concatenated_bytes(group, size) for group, size in zip(layers.groups, sizes, strict=True)]
-    holding = [index for index in layers.order if _row_values(layers.groups[index])]
+    holding = [index for index in layers.order if row_values(layers.groups[index])]
     if not holding:
         return np.zeros_like(tokens)
     if len(holding) == 1:
@@ -337,7 +235,7 @@ def _concatenated_bytes(group: LayerGroup, layer_bytes: Counts) -> Counts:
     return layer_bytes + layer_bytes * wider // max(1, group.key_head_dim + group.value_head_dim)
 
 
-def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | Refusal:
+def _streamed(layers: CachedLayers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | Refusal:
     assert isinstance(strategy, StreamedSpec)
     rows = {(group.kv_heads, group.key_head_dim, group.value_head_dim) for group in layers.plain}
     if any(group.cache in ("shared", "cross") for group in layers.others):
@@ -348,7 +246,7 @@ def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> Sess
     slots = min(strategy.prefetch_layers + 1, layers.count)
     scratch_bytes = slots * tokens * layers.widest_row_bytes
     with_step = lengths.steps > 0
-    resident = (f"{_count(layers.others)} layers without full attention stay on the device.",)
+    resident = (f"{count_layers(layers.others)} layers without full attention stay on the device.",)
     return SessionCard(
         device_bytes=scratch_bytes + layers.held_bytes(layers.others, tokens),
         device_peak_bytes=scratch_bytes + layers.peak_bytes(layers.others, lengths),
@@ -365,29 +263,25 @@ def _streamed(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> Sess
     )
 
 
-def _quantized(layers: _Layers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | Refusal:
+def _quantized(layers: CachedLayers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | Refusal:
     assert isinstance(strategy, QuantizedSpec)
     if layers.others:
         return f"transformers quantizes full attention only; the model has {_kinds(layers.others)} layers"
     return _fp8(layers, lengths) if strategy.backend == "fp8" else _groupwise(layers, lengths, strategy)
 
 
-def _fp8(layers: _Layers, lengths: Lengths) -> SessionCard:
+def _fp8(layers: CachedLayers, lengths: Lengths) -> SessionCard:
     payload_bytes = lengths.cached_tokens * layers.values_a_token
-    nothing = np.zeros_like(payload_bytes)
-    return SessionCard(
-        device_bytes=payload_bytes,
-        device_peak_bytes=payload_bytes,
-        device_fixed_bytes=FP8_SCALE_BYTES_PER_LAYER * layers.count,
-        host_bytes=nothing,
-        h2d_bytes=nothing,
-        d2h_bytes=nothing,
-        assumptions=("8 bits a value, two float32 scales a layer, no residual window.",),
-        source="transformers 5.24, cache_utils.Fp8QuantizedLayer",
+    return _in_gpu(
+        payload_bytes,
+        payload_bytes,
+        ("8 bits a value, two float32 scales a layer, no residual window.",),
+        "transformers 5.24, cache_utils.Fp8QuantizedLayer",
+        fixed_bytes=FP8_SCALE_BYTES_PER_LAYER * layers.count,
     )
 
 
-def _groupwise(layers: _Layers, lengths: Lengths, strategy: QuantizedSpec) -> SessionCard:
+def _groupwise(layers: CachedLayers, lengths: Lengths, strategy: QuantizedSpec) -> SessionCard:
     options = UPSTREAM_DEFAULTS | strategy.options
     residual_length, steps = options["residual_length"], lengths.steps
     bits = quantized_bits_per_value(options["nbits"], options["q_group_size"], layers.bits)
@@ -401,23 +295,19 @@ def _groupwise(layers: _Layers, lengths: Lengths, strategy: QuantizedSpec) -> Se
     before_flush = (steps + 1) // residual_length * residual_length - 1
     end_bytes = payload_bytes(steps)
     peak_bytes = np.maximum(end_bytes, np.where(before_flush > 0, payload_bytes(np.maximum(before_flush, 0)), 0))
-    nothing = np.zeros_like(end_bytes)
-    return SessionCard(
-        device_bytes=end_bytes,
-        device_peak_bytes=peak_bytes,
-        host_bytes=nothing,
-        h2d_bytes=nothing,
-        d2h_bytes=nothing,
-        assumptions=(
+    return _in_gpu(
+        end_bytes,
+        peak_bytes,
+        (
             f"{float(bits):g} bits a quantized value, scale and zero point included; the newest tokens, up to "
             f"{residual_length - 1}, are unquantized until the next flush.",
             *_uneven_groups(layers, options["q_group_size"]),
         ),
-        source="transformers 5.24, cache_utils.QuantizedLayer",
+        "transformers 5.24, cache_utils.QuantizedLayer",
     )
 
 
-def _uneven_groups(layers: _Layers, group_size: int) -> tuple[str, ...]:
+def _uneven_groups(layers: CachedLayers, group_size: int) -> tuple[str, ...]:
     if all(group.kv_heads * dim % group_size == 0 for group in layers.plain for dim in _head_dims(group)):
         return ()
     return (f"Lengths at which groups of {group_size} do not divide a layer's values are refused when they are run.",)
@@ -447,7 +337,7 @@ def residual_tokens(steps: Counts, residual_length: int) -> Counts:
     return steps % residual_length
 
 
-_CARDS: Final[Mapping[type, Callable[[_Layers, Lengths, StrategySpec], SessionCard | Refusal]]] = {
+_CARDS: Final[Mapping[type, Callable[[CachedLayers, Lengths, StrategySpec], SessionCard | Refusal]]] = {
     DynamicSpec: _dynamic,
     StaticSpec: _static,
     OffloadedSpec: _offloaded,

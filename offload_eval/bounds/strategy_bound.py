@@ -5,7 +5,8 @@ from typing import Final
 import numpy as np
 
 from offload_eval.bounds.admission import admission_limit
-from offload_eval.bounds.session_card import Lengths, session_card, workload_lengths
+from offload_eval.bounds.cached_layers import Lengths, workload_lengths
+from offload_eval.bounds.session_card import session_card
 from offload_eval.core.experiment import (
     BITS_PER_VALUE,
     BudgetSpec,
