@@ -250,7 +250,7 @@ class TestConsumers:
 class TestReport:
     def section_of(self, *records: RunRecord) -> str:
         text = render_report(make_experiment(strategies=(DYNAMIC,)), records)
-        return text.split("## Memory: analytic, traced, measured")[1].split("## Findings")[0]
+        return text.split("## Memory: analytic, traced, and of the run")[1].split("## Findings")[0]
 
     def test_the_table_of_a_phase_adds_up_in_one_unit(self):
         text = self.section_of(make_traced(), make_record())

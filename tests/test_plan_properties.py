@@ -76,7 +76,7 @@ def test_bytes_never_fall_with_tokens(shape: ModelShape, paging: PagingSpec, one
 
 @given(shapes, tokens, tokens)
 def test_what_dynamic_holds_never_falls_with_tokens(shape: ModelShape, one: int, other: int):
-    assume(shape.in_transformers)
+    assume(shape.in_transformers and not any(group.compression for group in shape.layer_groups))
     cards = [session_card(shape, 16, lengths(prompt), DynamicSpec()) for prompt in sorted((one, other))]
     fewer, more = (int(card.device_peak_bytes) for card in cards if not isinstance(card, str))
     assert fewer <= more

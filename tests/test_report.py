@@ -336,7 +336,7 @@ class TestReport:
     def test_sections_stand_in_the_order_a_reader_needs(self):
         text = render_report(make_experiment(), clean_records())
         assert re.findall(r"^## (.*)$", text, re.M) == [
-            "Verdict", "Strategies", "Analytic card", "Memory: analytic, traced, measured", "Findings",
+            "Verdict", "Strategies", "Analytic card", "Memory: analytic, traced, and of the run", "Findings",
             "Spread", "Method", "Machine, versions and model",
             "How to reproduce", "Cells",
         ]  # fmt: skip

@@ -117,11 +117,18 @@ AttentionInterface.register("output_alone", flash_like)
 AttentionMaskInterface.register("output_alone", lambda *_, **__: None)
 
 
-def build(model_type: str, sizes: dict[str, Any], attention: str = "sdpa", *, with_data: bool = False) -> Any:
+def build(
+    model_type: str,
+    sizes: dict[str, Any],
+    attention: str = "sdpa",
+    *,
+    with_data: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Any:
     torch.manual_seed(0)
     config = CONFIG_MAPPING[model_type](**sizes)
     with torch.device("cpu" if with_data else "meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention).eval()
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
 
 
 def workload(output_tokens: int = 4, prompt_tokens: int = PROMPT, batch_size: int = BATCH) -> Workload:
@@ -603,3 +610,25 @@ def test_a_causal_kernel_skips_half_of_a_square_and_nothing_of_a_row():
     traced = trace_strategy(model, DynamicSpec(), workload(3), device="cuda")
     assert traced.prefill.hidden_flops == traced.prefill.attention_flops // 4 * (PROMPT - 1) // (2 * PROMPT) * 4
     assert traced.decode.hidden_flops == 0
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_experts_in_float32_are_traced_to_the_byte(model_type: str):
+    real, dataless = (
+        build(model_type, MODELS[model_type], with_data=with_data, dtype=torch.float32) for with_data in (True, False)
+    )
+    traced = trace_strategy(dataless, DynamicSpec(), workload(), device="cpu")
+    phases = [in_bytes(phase) for phase in (traced.prefill, *traced.steps)]
+    assert phases == run_tracked(real, DynamicSpec(), workload())
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_the_least_that_experts_read_is_one_tokens(model_type: str):
+    """A batch of 8 may be routed to the experts of one token; it looks up 7 rows of embeddings more."""
+    model = build(model_type, MODELS[model_type])
+    one, eight = (
+        trace_strategy(model, DynamicSpec(), workload(3, batch_size=batch), device="cuda").decode.weights_read_bytes
+        for batch in (1, 8)
+    )
+    row_bytes = model.config.hidden_size * 2
+    assert eight - one == 7 * row_bytes

@@ -122,7 +122,9 @@ class TestContract:
 class TestText:
     def test_peaks_contributors_and_chart(self, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("COLUMNS", "80")
-        text = invoke(*tiny, "--strategy", "dynamic,offloaded", "--hardware", "h100-sxm", "--vram-gib", "0.01").stdout
+        long_label = "quantized:nbits=4,residual_length=256,q_group_size=32"
+        arguments = (*tiny, "--hardware", "h100-sxm", "--vram-gib", "0.01")
+        text = invoke(*arguments, "--strategy", f"{long_label},dynamic,offloaded,offloaded_static").stdout
         for words in (
             "a decode step",
             "the largest at the peak of prefill",

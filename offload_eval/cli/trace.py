@@ -63,6 +63,8 @@ def trace_command(
 def _build(request: TraceRequest) -> tuple[TraceRequest, Any]:
     """Builds the model without data: with eager attention where nobody chose one and the model lacks sdpa."""
     config = load_config(request.model)
+    if config is not config.get_text_config(decoder=True):
+        request = replace(request, notes=(*request.notes, "Text alone is traced; a vision tower computes nothing."))
     try:
         return request, build_traceable(request.model, config)
     except InputError as error:

@@ -31,7 +31,7 @@ from offload_eval.store.strategy_text import DEFAULT_STRATEGIES, parse_strategie
 _DEVICES: Final[dict[str, DeviceName]] = {"cuda": "cuda", "cpu": "cpu"}
 _ATTENTION: Final = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 _ONE_DEVICE: Final = "A trace is of one device with the whole model: plan.partition is not applied."
-_DEFAULT_OUTPUT_TOKENS: Final = "2"
+_DEFAULT_OUTPUT_TOKENS: Final = "3"
 MOST_TRACES: Final = 500
 """Of one call; each takes about a second."""
 

@@ -26,7 +26,7 @@ def trace(
     ] = None,
     output_tokens: Annotated[
         str | None,
-        typer.Option(help="Generated tokens a session, at least 2.", show_default=False, metavar="N[,N...]"),
+        typer.Option(help="Generated tokens a session, from 2; left out: 3.", show_default=False, metavar="N[,N...]"),
     ] = None,
     batch_size: Annotated[
         str | None, typer.Option(help="Sessions of one batch.", show_default=False, metavar="N[,N...]")

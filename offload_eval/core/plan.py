@@ -220,7 +220,10 @@ class LongRequest(Strict, frozen=True, kw_only=True):
 
 
 class LongestSession(Strict, frozen=True, kw_only=True):
-    """The longest prompt, without generation, of a session that is the only one."""
+    """The longest prompt, without generation, of a session that is the only one.
+
+    A compressor's bytes fall where it closes a stretch of tokens: with one, a somewhat longer prompt may fit as well.
+    """
 
     strategy: str
     tokens: int

@@ -90,11 +90,16 @@ def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
 def build_traceable(spec: ModelSpec, config: Any) -> Any:
     """Builds the model without data for `trace_strategy`; a flash attention package need not be installed.
 
+    Of a vision-language model that is no causal language model itself, the text model is built.
+
     Raises:
         InputError: transformers has no causal language model for the config, or not with this attention.
     """
     attention = traceable_attention(spec.attn_implementation)
-    return _build_without_data(msgspec.structs.replace(spec, attn_implementation=attention), config).eval()
+    text = config.get_text_config(decoder=True)
+    known = AutoModelForCausalLM._model_mapping
+    causal = text if type(config) not in known and type(text) in known else config
+    return _build_without_data(msgspec.structs.replace(spec, attn_implementation=attention), causal).eval()
 
 
 def _build_without_data(spec: ModelSpec, config: Any) -> Any:

@@ -18,7 +18,7 @@ def render_population(plan: Plan) -> Iterator[RenderableType]:
     without = f", without {', '.join(left_out)}: too long, see above" if left_out else ""
     yield Text(f"The population{without}:", style="bold")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("strategy", no_wrap=True)
+    table.add_column("strategy", overflow="fold")
     table.add_column("at")
     for name in ("sessions", "device KV", "pinned host", "fits", "mixes\nat most"):
         table.add_column(name, justify="right", no_wrap=True)

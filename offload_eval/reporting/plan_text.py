@@ -88,7 +88,7 @@ def _admissions(cells: Sequence[PlanCell]) -> Table:
 
 def _table(first: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column(first, no_wrap=True)
+    table.add_column(first, overflow="fold")
     return table
 
 
@@ -154,7 +154,7 @@ def _link(cells: Sequence[PlanCell]) -> Iterator[RenderableType]:
 
 def _longest(sessions: Sequence[LongestSession]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=False)
-    table.add_column("strategy", no_wrap=True)
+    table.add_column("strategy", overflow="fold")
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("stopped by")
     for longest in sessions:

@@ -20,7 +20,7 @@ from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials
 from offload_eval.units import format_bytes, format_duration
 
 NOTHING = "Nothing has been recorded yet."
-MEMORY_TITLE = "Memory: analytic, traced, measured"
+MEMORY_TITLE = "Memory: analytic, traced, and of the run"
 _MESSAGE_CHARACTERS = 600
 
 

@@ -31,7 +31,8 @@ def render_traces(
         traced = [(cell, cell.trace) for cell in listed if cell.trace is not None]
         yield Text()
         yield Text(_workload_line(workload, traced[0][1] if traced else None), style="bold")
-        yield _phases(traced)
+        if traced:
+            yield _phases(traced)
         for cell in listed:
             if cell.refusal is not None:
                 yield Text(f"{cell.strategy}: {cell.refusal}")
@@ -75,7 +76,7 @@ def _workload_line(workload: str, trace: Trace | None) -> str:
 
 def _table(first: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column(first, no_wrap=True)
+    table.add_column(first, overflow="fold")
     return table
 
 
@@ -108,7 +109,8 @@ def _peaks(cell: TracedCell, trace: Trace) -> Iterator[RenderableType]:
     for number in range(CONTRIBUTORS_SHOWN):
         table.add_row(*_contributor(trace.prefill, number), *_contributor(highest, number))
     yield table
-    yield Text(f"Live bytes over prefill | {len(trace.steps)} traced steps, from 0 to {_highest(trace)}:")
+    steps = "1 traced step" if len(trace.steps) == 1 else f"{len(trace.steps)} traced steps"
+    yield Text(f"Live bytes over prefill | {steps}, from 0 to {_highest(trace)}:")
     yield Text(_chart(trace))
 
 
@@ -188,10 +190,11 @@ def _latencies(cells: Sequence[TracedCell]) -> Iterator[RenderableType]:
 
 def _bounds(phase: PhaseLatency) -> list[str]:
     found = (phase.ideal, phase.scheduled, phase.serial)
-    return [f"{format_duration(each.seconds)} ({_LIMITS[each.limited_by]})" for each in found]
+    return [f"{format_duration(each.seconds)}, {_LIMITS[each.limited_by]}" for each in found]
 
 
-_LIMITS: Final = {"compute": "compute", "memory": "memory", "h2d": "H2D", "d2h": "D2H"}
+_LIMITS: Final = {"compute": "FLOP", "memory": "mem", "h2d": "H2D", "d2h": "D2H"}
+"""The busiest resource, in few letters: FLOP/s, memory bandwidth, a direction of the link."""
 
 
 def _assumptions(cells: Sequence[TracedCell]) -> Iterator[str]:

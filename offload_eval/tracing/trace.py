@@ -40,6 +40,7 @@ from offload_eval.tracing.work import WorkAccount, experts_per_token
 HOST_ASSUMPTION: Final = (
     "Host bytes are those asked for; a pinned allocator may round each buffer up to a power of two."
 )
+ONLY_STEP: Final = "The only decode step is the last, which may fetch nothing ahead: a step before it moves more."
 TOKENS_ASSUMPTION: Final = "Tokens that generate() copies to the host, 8 bytes a session and step, are not counted."
 
 
@@ -84,7 +85,7 @@ def trace_strategy(
     except Exception as error:
         words = (str(error).splitlines() or [""])[0][:200]
         raise UntraceableError(
-            f"{strategy.label} cannot be traced: the model's code fails without data ({type(error).__name__}: {words})"
+            f"{strategy.label} cannot be traced: the model's code fails ({type(error).__name__}: {words})"
         ) from error
 
 
@@ -108,6 +109,8 @@ class _Tracing:
         self.assumptions = [TOKENS_ASSUMPTION, *attention_assumptions(model.config, device)]
         if self.strategy.uses_link:
             self.assumptions.append(HOST_ASSUMPTION)
+        if self.strategy.uses_link and workload.output_tokens == 2:
+            self.assumptions.append(ONLY_STEP)
         if self.backend == "hqq":
             self.assumptions.append(HQQ_ASSUMPTION)
 

@@ -161,7 +161,7 @@ class Tracer(TorchDispatchMode):
             with self.memory.without_data(device):
                 if crosses:  # torch would look for data to copy
                     return torch.empty_like(args[0], dtype=kwargs.get("dtype") or args[0].dtype, device=device)
-                result = func(*args, **kwargs)
+                result = _grouped_product(*args) if _is_grouped_product(func, args) else func(*args, **kwargs)
         except _NEEDS_DATA:
             raise self._refusal(f"the operator {func}") from None
         except _MIXES_TIERS:
@@ -221,6 +221,21 @@ class Tracer(TorchDispatchMode):
         if self._modules:
             self.account.add("d2h" if target.device.type == "cpu" else "h2d", target.nbytes)
         return True
+
+
+def _is_grouped_product(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether experts are multiplied in a dtype that torch's shape function refuses, though its kernels take it."""
+    return func is _ATEN._grouped_mm.default and args[0].dtype != torch.bfloat16 and args[1].dim() == 3
+
+
+def _grouped_product(rows: torch.Tensor, experts: torch.Tensor, *_: Any) -> torch.Tensor:
+    """The form of torch's result: `[rows, out]`, each row padded to 16 bytes.
+
+    Source: torch 2.13, torch/_meta_registrations.py (_create_grouped_mm_output_tensor).
+    """
+    columns, alignment = experts.shape[-1], 16 // rows.itemsize
+    padded = -(-columns // alignment) * alignment
+    return torch.empty_strided((rows.shape[0], columns), (padded, 1), dtype=rows.dtype, device=rows.device)
 
 
 @cache

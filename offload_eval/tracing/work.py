@@ -98,11 +98,16 @@ class WorkAccount:
         """Of embeddings the rows that are looked up, of experts the fewest that any token needs."""
         whole = distinct_bytes(weight)
         if func in _READS_ROWS:
-            return min(whole, sum(output.nbytes for output in outputs))
+            rows = sum(output.nbytes for output in outputs)
+            return min(rows, self._of_one_token(weight) if weight.dim() > 2 else whole)
         if func is _ATEN._grouped_mm.default and weight is args[1]:
-            num_experts = int(weight.shape[0])
-            return whole // num_experts * min(num_experts, self._experts_per_token)
+            return self._of_one_token(weight)
         return whole
+
+    def _of_one_token(self, experts: torch.Tensor) -> int:
+        """Bytes of as many of a layer's experts, `[experts, in, out]`, as one token is routed to."""
+        num_experts = int(experts.shape[0])
+        return distinct_bytes(experts) // num_experts * min(num_experts, self._experts_per_token)
 
     def _read_weights(
         self, func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
