@@ -98,6 +98,17 @@ class TestContract:
         assert document["attn_implementation"] == "eager"
         assert "no sdpa attention" in document["notes"][0]
 
+    def test_a_vision_language_model_is_given_text_alone(self, tmp_path: Path):
+        """Qwen3-VL is no causal language model; 2 layers of 2 kv heads and head_dim 16 cache 256 bytes a token."""
+        sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+        text = sizes | {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "model_type": "qwen3_vl_text"}
+        vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
+        config = {"model_type": "qwen3_vl", "text_config": text, "vision_config": vision}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        document = trace("--model", str(tmp_path), "--prompt-tokens", "16", "--strategy", "dynamic,streamed")
+        assert "Text alone" in document["notes"][0]
+        assert document["strategies"][1]["decode"]["d2h_bytes"] == 256
+
     def test_a_population_is_traced_at_its_own_lengths(self, tmp_path: Path):
         path = tmp_path / "mix.yaml"
         group = "{name: chat, sessions: 2, prompt_tokens: 30, max_new_tokens: 5}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -20,6 +20,8 @@ from offload_eval.reporting.trace_text import moved_ratio, render_traces
 from offload_eval.store.hardware_file import load_hardware
 from offload_eval.tracing.admission import trace_admission
 from offload_eval.tracing.trace import trace_strategy
+
+_TEXT_ALONE: Final = "Text alone is traced: a vision tower's weights count, and compute nothing."
 
 
 def trace_command(
@@ -64,7 +66,7 @@ def _build(request: TraceRequest) -> tuple[TraceRequest, Any]:
     """Builds the model without data: with eager attention where nobody chose one and the model lacks sdpa."""
     config = load_config(request.model)
     if config is not config.get_text_config(decoder=True):
-        request = replace(request, notes=(*request.notes, "Text alone is traced; a vision tower computes nothing."))
+        request = replace(request, notes=(*request.notes, _TEXT_ALONE))
     try:
         return request, build_traceable(request.model, config)
     except InputError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.core.experiment import ModelSpec
@@ -90,29 +90,29 @@ def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
 def build_traceable(spec: ModelSpec, config: Any) -> Any:
     """Builds the model without data for `trace_strategy`; a flash attention package need not be installed.
 
-    Of a vision-language model that is no causal language model itself, the text model is built.
+    A vision-language model that is no causal language model is built whole, and given text alone.
 
     Raises:
-        InputError: transformers has no causal language model for the config, or not with this attention.
+        InputError: transformers has no such model for the config, or not with this attention.
     """
     attention = traceable_attention(spec.attn_implementation)
-    text = config.get_text_config(decoder=True)
-    known = AutoModelForCausalLM._model_mapping
-    causal = text if type(config) not in known and type(text) in known else config
-    return _build_without_data(msgspec.structs.replace(spec, attn_implementation=attention), causal).eval()
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping
+    reads_images = not is_causal and type(config) in AutoModelForImageTextToText._model_mapping
+    loader = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    return _build_without_data(msgspec.structs.replace(spec, attn_implementation=attention), config, loader).eval()
 
 
-def _build_without_data(spec: ModelSpec, config: Any) -> Any:
+def _build_without_data(spec: ModelSpec, config: Any, loader: Any = AutoModelForCausalLM) -> Any:
     """Builds the model on the meta device.
 
     Raises:
-        InputError: transformers has no causal language model for the config, or not with this attention.
+        InputError: transformers has no model of the loader's kind for the config, or not with this attention.
     """
-    if type(config) not in AutoModelForCausalLM._model_mapping and not spec.trust_remote_code:
+    if type(config) not in loader._model_mapping and not spec.trust_remote_code:
         raise InputError(f"model {spec.location}: model_type {config.model_type!r} is no causal language model")
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, **_build_arguments(spec))
+            return loader.from_config(config, **_build_arguments(spec))
     except (ValueError, ImportError) as error:
         if "attn_implementation" in str(error) or "attention" in str(error):
             place = f"model.attn_implementation: {spec.attn_implementation!r} is not supported by this model"
