@@ -79,6 +79,7 @@ def calibration(device: str = "cuda", **changes: Any) -> LinkCalibration:
     base = {
         "device": device,
         "evidence": {"cuda": "measured", "cpu": "emulated"}[device],
+        "device_model": "NVIDIA H200" if device == "cuda" else "Test CPU",
         "link": "PCIe 5.0 x16" if device == "cuda" else "emulated: memory copies of Test CPU",
         "machine": make_machine(accelerator=CARD if device == "cuda" else None),
         "date": "2026-11-29",
@@ -129,6 +130,13 @@ class TestFit:
         seen = calibration(series=tuple(bent))
         (note,) = [note for note in link_notes(seen, fit_link(seen.series)) if "go by the size" in note]
         assert note.startswith("h2d alone, pinned, contiguous: ")
+
+    def test_disturbed_samples_are_counted(self) -> None:
+        """One sample of five takes three times as long; samples that are all alike are not remarked on."""
+        noisy = calibration(series=tuple(series_of("h2d", 1e-6, 50e9)))
+        assert any(note.startswith("18 of 18 medians") for note in link_notes(noisy, []))
+        calm = tuple(msgspec.structs.replace(each, samples_s=each.samples_s[:2]) for each in noisy.series)
+        assert not any("medians" in note for note in link_notes(calibration(series=calm), []))
 
 
 class TestMeasuring:
@@ -245,7 +253,10 @@ class TestCuda:
         with SimulatedCuda(GPU) as bench:
             ways = Copy(tensors[0], tensors[1]), Copy(tensors[2], tensors[3])
             times = bench.time_copies("h2d", "pinned", [ways[0]] * 3, [ways[1]] * 6)
+            ended_s = {way: stream.now_s for way, stream in bench._streams.items()}
         assert times == (pytest.approx(3 * 1.01e-5), pytest.approx(6 * 1.01e-5))
+        gate_s = 2_000_000 / 1e9
+        assert ended_s == {"h2d": pytest.approx(gate_s + times[0]), "d2h": pytest.approx(gate_s + times[1])}
 
     @pytest.mark.usefixtures("cuda")
     def test_a_gate_that_opens_too_early_is_tried_again_for_longer(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +278,18 @@ class TestCuda:
         with SimulatedCuda(GPU) as bench, pytest.raises(UnableError, match="could not be queued"):
             bench.time_copies("d2h", "pinned", [Copy(*tensors)])
         assert cuda_copies._MOST_SPIN_CYCLES > 1e9
+
+
+def test_pageable_copies_are_timed_between_two_synchronizations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy returns once the data is staged; without the second one the time would be the staging's."""
+    target, source = torch.zeros(8, dtype=torch.uint8), torch.ones(8, dtype=torch.uint8)
+    seen: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "Stream", dict)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: seen.append(torch.equal(target, source)))
+    times = CudaCopyBench(GPU).time_copies("h2d", "pageable", [Copy(target, source)])
+    assert seen == [False, True]
+    assert times.measured_s > 0
+    assert times.opposing_s is None
 
 
 class TestNuma:

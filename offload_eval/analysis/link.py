@@ -5,12 +5,15 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Final
 
+from offload_eval.analysis.statistics import relative_spread
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, SourcedValue, prefer_calibrated
 from offload_eval.core.link import CopySeries, LinkCalibration, LinkFit
 from offload_eval.core.records import Direction
 from offload_eval.errors import UnableError
 from offload_eval.units import format_bytes
 
+WIDE_SPREAD_RATIO: Final = 0.1
+"""Of the median: samples that range wider were disturbed."""
 LOOSE_FIT_RATIO: Final = 0.25
 """Past it a straight line does not describe the link's small and large copies alike."""
 _LEAST_BYTES_SHARE: Final = 0.01
@@ -85,8 +88,7 @@ def calibrated_profile(calibration: LinkCalibration, documented: HardwareProfile
         d2h_with_h2d_bytes_per_s=figures.bandwidth("d2h", opposed=True),
         latency_s=figures.latency(),
     )
-    accelerator = calibration.machine.accelerator
-    device = calibration.machine.cpu if accelerator is None else accelerator.name
+    device = calibration.device_model
     basis = device if documented is None else documented.name
     profile = HardwareProfile(
         name=_name(basis, "link-emulated" if emulated else "link-measured"),
@@ -149,6 +151,11 @@ def link_notes(calibration: LinkCalibration, fits: Sequence[LinkFit]) -> Iterato
     else:
         yield "Pageable copies block the host: they are timed by its clock, one direction at a time."
     yield "Strided is device to host only: a sliding layer's window leaves as a view and comes back contiguous."
+    spreads = [relative_spread(each.copy_times_s) or 0.0 for each in calibration.series]
+    num_wide = sum(spread > WIDE_SPREAD_RATIO for spread in spreads)
+    if num_wide:
+        wide = f"{num_wide} of {len(spreads)} medians are of samples that range over more than {WIDE_SPREAD_RATIO:.0%}"
+        yield f"{wide}: something else may use this machine; calibrate when it is idle, or raise --repeats."
     for fit in fits:
         if fit.worst_error_ratio > LOOSE_FIT_RATIO:
             way = f"{fit.direction}{_OPPOSED[fit.opposed]}, {fit.memory}, {fit.layout}"

@@ -110,10 +110,12 @@ def _calibrate(device: Device, most_mib: int | None, repeats: int) -> LinkCalibr
             series = measure_link(bench, sizes, repeats, on_series)
         pci_address = bench.pci_address
     machine = read_machine(with_accelerator=device.name == "cuda", accelerator_uuid=accelerator_uuid(device.name))
+    model = torch.cuda.get_device_name(device.torch_device) if device.name == "cuda" else machine.cpu
     return LinkCalibration(
         device=device.name,
         evidence=evidence,
-        link=_link_name(machine, device.name),
+        device_model=model,
+        link=_link_name(machine, device.name, model),
         machine=machine,
         date=datetime.now(UTC).date().isoformat(),
         device_numa_node=device_numa_node(pci_address),
@@ -135,15 +137,13 @@ def _most_bytes(bench: CopyBench, most_bytes: int, *, is_default: bool) -> int:
     )
 
 
-def _link_name(machine: Machine, device: DeviceName) -> str:
-    """By the slot's generation and width; an emulated link is called so."""
+def _link_name(machine: Machine, device: DeviceName, model: str) -> str:
+    """By the slot's generation and width, where NVML says; an emulated link is called so."""
     if device == "cpu":
-        return f"emulated: memory copies of {machine.cpu}"
+        return f"emulated: memory copies of {model}"
     accelerator = machine.accelerator
-    if accelerator is None:
-        return "host link of the device"
-    if accelerator.pcie_generation is None or accelerator.pcie_width is None:
-        return f"host link of {accelerator.name}"
+    if accelerator is None or accelerator.pcie_generation is None or accelerator.pcie_width is None:
+        return f"host link of {model}"
     return f"PCIe {accelerator.pcie_generation}.0 x{accelerator.pcie_width}"
 
 

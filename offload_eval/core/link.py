@@ -41,6 +41,8 @@ class LinkCalibration(Strict, frozen=True, kw_only=True):
     device: DeviceName
     evidence: Literal["emulated", "measured"]
     """emulated: memory copies between the tiers of the cpu device; no link to a device was measured."""
+    device_model: Text
+    """What the device calls itself; of the cpu device, the CPU."""
     link: Text
     """Such as `PCIe 5.0 x16`."""
     machine: Machine

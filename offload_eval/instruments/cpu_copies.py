@@ -63,13 +63,15 @@ class CpuCopyBench:
         held = self._thread.submit(released.wait)
         started = self._thread.submit(time.perf_counter)
         ends: dict[bool, float] = {}
-        done = [
-            self._thread.submit(self._run, copy, is_measured, ends)
-            for pair in zip_longest(opposing, measured)
-            for is_measured, copy in enumerate(pair)
-            if copy is not None
-        ]
-        released.set()
+        try:
+            done = [
+                self._thread.submit(self._run, copy, is_measured, ends)
+                for pair in zip_longest(opposing, measured)
+                for is_measured, copy in enumerate(pair)
+                if copy is not None
+            ]
+        finally:  # an interrupt in between would leave the thread waiting
+            released.set()
         held.result()
         for each in done:
             each.result()
