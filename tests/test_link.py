@@ -4,6 +4,7 @@ No expected number here comes from the code under test: they are the latency and
 """
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,23 @@ class TestMeasuring:
             assert 64 * KIB / min(each.copy_times_s) == pytest.approx(10e6, rel=0.1)
         for each in opposed:
             assert 64 * KIB / min(each.copy_times_s) == pytest.approx(5e6, rel=0.1), "one thread serves both ways"
+
+    def test_the_copy_thread_is_held_until_everything_is_queued(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However slow the queuing, no copy runs before its last submission: a gate, a clock and nine copies."""
+        submitted: list[object] = []
+        seen: list[int] = []
+        with CpuCopyBench(lambda _target, _source: seen.append(len(submitted))) as bench:
+            submit = bench._thread.submit
+
+            def submit_slowly(*arguments: Any) -> Any:
+                time.sleep(0.001)
+                submitted.append(arguments)
+                return submit(*arguments)
+
+            monkeypatch.setattr(bench._thread, "submit", submit_slowly)
+            tensors = [torch.zeros(8, dtype=torch.uint8) for _ in range(2)]
+            bench.time_copies("h2d", "pageable", [Copy(*tensors)] * 3, [Copy(*tensors)] * 6)
+        assert seen == [11] * 9
 
     @pytest.mark.parametrize("repeats", [3, 5])
     def test_sizes_and_repeats_are_those_asked_for(self, repeats: int) -> None:
