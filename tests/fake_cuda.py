@@ -81,6 +81,9 @@ class FakeCuda(TorchDispatchMode):
         super().__init__()
         self.compute_stream = FakeStream(self)
         self.copy_s = 1.0
+        self.bytes_per_s: float | None = None
+        """Where set, a copy takes its bytes at this rate on top of `copy_s`."""
+        self.cycles_per_s = 1e9
         self.num_waits = 0
         self.num_events = 0
         self._dropped_wait = dropped_wait
@@ -95,6 +98,7 @@ class FakeCuda(TorchDispatchMode):
             "current_stream": lambda _device: self._current,
             "stream": self._on_stream,
             "synchronize": lambda _device: self.run(),
+            "_sleep": lambda cycles: self._current.queue.append(Work(cycles / self.cycles_per_s, lambda: None)),
         }
         self._patch = mock.patch.multiple(torch.cuda, **names)
         self._patch.start()
@@ -110,7 +114,8 @@ class FakeCuda(TorchDispatchMode):
         target, source, non_blocking = args
         assert non_blocking, "a blocking copy would stop the host"
         held = weakref.ref(target), weakref.ref(source)
-        self._current.queue.append(Work(self.copy_s, lambda: _copy(*(reference() for reference in held))))
+        duration_s = self.copy_s + (target.nbytes / self.bytes_per_s if self.bytes_per_s else 0.0)
+        self._current.queue.append(Work(duration_s, lambda: _copy(*(reference() for reference in held))))
         return target
 
     def compute(self, duration_s: float, effect: Callable[[], object] = lambda: None) -> None:

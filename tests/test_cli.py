@@ -54,7 +54,7 @@ class TestImports:
     def test_the_store_imports_no_framework(self) -> None:
         assert self.imported("import offload_eval.store.experiment_file, offload_eval.store.run_directory") == []
 
-    @pytest.mark.parametrize("command", [[], ["plan"], ["run"], ["report"], ["doctor"]])
+    @pytest.mark.parametrize("command", [[], ["plan"], ["run"], ["report"], ["doctor"], ["link"]])
     def test_help_imports_no_framework(self, command: list[str]) -> None:
         code = (
             "from offload_eval.cli.app import app\n"
@@ -87,7 +87,7 @@ class TestUsage:
 
     def test_help_names_every_command_and_exit_code(self) -> None:
         output = " ".join(call("--help").stdout.split())
-        for text in ("plan", "run", "report", "doctor", "0 done", "2 bad input", "130 interrupted"):
+        for text in ("plan", "run", "report", "doctor", "link", "0 done", "2 bad input", "130 interrupted"):
             assert text in output
 
     @pytest.mark.parametrize(

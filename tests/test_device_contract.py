@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from offload_eval.instruments.copies import Copy
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.instruments.device import Device
+from offload_eval.instruments.link_calibration import copy_sizes, fitting_bytes, measure_link
 
 HAS_CUDA = torch.cuda.is_available()
 MIB = 1024**2
@@ -156,6 +158,50 @@ def test_what_dies_is_no_longer_live(device: Device):
         del held
     device.release()
     assert device.live_bytes() == before
+
+
+def test_raw_copies_are_timed_both_ways_at_once_and_bring_their_data(device: Device):
+    with device.open_copy_bench() as bench:
+        for memory in bench.host_memories:
+            host_source, host_target = bench.empty_host(MIB, memory), bench.empty_host(MIB, memory)
+            device_source, device_target = bench.empty_device(MIB), bench.empty_device(MIB)
+            assert host_source.is_pinned() == (memory == "pinned")
+            host_source.fill_(1)
+            device_source.fill_(2)
+            measured = [Copy(device_target, host_source)]
+            opposing = [Copy(host_target, device_source)] * 2 if memory in bench.opposable_memories else []
+            times = bench.time_copies("h2d", memory, measured, opposing)
+            assert bool((device_target == 1).all())
+            assert times.measured_s > 0
+            if opposing:
+                assert bool((host_target == 2).all())
+                assert times.opposing_s is not None
+                assert times.opposing_s > 0
+
+
+def test_a_strided_source_arrives_as_the_view_shows_it(device: Device):
+    with device.open_copy_bench() as bench:
+        source = bench.empty_device(8 * 5 * 256).copy_(torch.arange(8 * 5 * 256) % 251)
+        window = source.view(8, 5, 256)[:, 1:]
+        target = bench.empty_host(8 * 4 * 256, bench.host_memories[0]).view(8, 4, 256)
+        bench.time_copies("d2h", bench.host_memories[0], [Copy(target, window)])
+        assert torch.equal(target, window.cpu())
+
+
+def test_a_calibration_covers_every_kind_of_copy(device: Device):
+    with device.open_copy_bench() as bench:
+        assert fitting_bytes(bench) > MIB
+        series = measure_link(bench, copy_sizes(16 * 1024), repeats=3)
+        assert {each.memory for each in series} == set(bench.host_memories)
+        opposed = {each.memory for each in series if each.opposed}
+        assert opposed == set(bench.opposable_memories)
+    assert {(each.direction, each.layout) for each in series} == {
+        ("h2d", "contiguous"),
+        ("d2h", "contiguous"),
+        ("d2h", "strided"),
+    }
+    assert {each.size_bytes for each in series} == {4096, 8192, 16384}
+    assert all(len(each.samples_s) == 3 for each in series)
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="the pace is the emulated link's")

@@ -102,6 +102,8 @@ def _phase_work(phase: PhaseTrace, cache_bytes: int, has_windows: bool, kind: st
 def _contention_assumptions(link: LinkProfile | None) -> Iterator[str]:
     if link is None:
         return
+    if link.emulated:
+        yield f"The link's figures are emulated, not measured on a device: {link.name}."
     rates = {"H2D": link.h2d_with_d2h_bytes_per_s, "D2H": link.d2h_with_h2d_bytes_per_s}
     unknown = [direction for direction, rate in rates.items() if rate is None]
     if unknown:

@@ -1,6 +1,5 @@
 """The `offload-eval` command. A command's work is imported when it is called: `--help` is instant."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,8 @@ import typer
 
 from offload_eval import __version__
 from offload_eval.cli.ending import end
-from offload_eval.cli.option_types import JsonOption
+from offload_eval.cli.link_options import link
+from offload_eval.cli.option_types import DeviceChoice, JsonOption
 from offload_eval.cli.plan_options import plan
 from offload_eval.cli.trace_options import trace
 
@@ -20,14 +20,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-
-class DeviceChoice(StrEnum):
-    """What `--device` takes."""
-
-    AUTO = "auto"
-    CUDA = "cuda"
-    CPU = "cpu"
 
 
 def main() -> None:
@@ -133,3 +125,4 @@ def doctor(json_output: JsonOption = False) -> None:
 
 app.command()(plan)
 app.command()(trace)
+app.command()(link)

@@ -1,9 +1,19 @@
 """Options that several commands take."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class DeviceChoice(StrEnum):
+    """What `--device` takes."""
+
+    AUTO = "auto"
+    CUDA = "cuda"
+    CPU = "cpu"
+
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 OptionalExperiment = Annotated[

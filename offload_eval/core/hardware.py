@@ -48,6 +48,8 @@ class LinkProfile(Strict, frozen=True, kw_only=True):
 
     name: Text
     """Such as `PCIe 5.0 x16`."""
+    emulated: bool = False
+    """Memory copies between the tiers of a CPU stand for the link: no link to a device was measured."""
     h2d_bytes_per_s: SourcedValue | None = None
     """Host to device, nothing going the other way."""
     d2h_bytes_per_s: SourcedValue | None = None

@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 
 from offload_eval.core.experiment import DeviceName
 from offload_eval.core.records import Direction, Evidence, Phase, PhaseSample
+from offload_eval.instruments.cpu_copies import CpuCopyBench
 from offload_eval.instruments.device import Tier, Transfer
 from offload_eval.instruments.live_storage import LiveStorageTracker, TieredMemory
 from offload_eval.instruments.transfers import TransferLog
@@ -89,12 +91,17 @@ class CpuLink:
 
     def _copy(self, phase: Phase, direction: Direction, target: torch.Tensor, source: torch.Tensor) -> None:
         started = time.perf_counter()
-        # Not Tensor.copy_: that may start a second team of compute threads here. memmove releases the GIL.
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
-        if self._bytes_per_s is not None:
-            _sleep_until(started + target.nbytes / self._bytes_per_s)
+        _copy_at_pace(target, source, bytes_per_s=self._bytes_per_s)
         if self.log.timed:
             self.log.add_busy(phase, direction, time.perf_counter() - started)
+
+
+def _copy_at_pace(target: torch.Tensor, source: torch.Tensor, *, bytes_per_s: int | None) -> None:
+    started = time.perf_counter()
+    # Not Tensor.copy_: that may start a second team of compute threads here. memmove releases the GIL.
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
+    if bytes_per_s is not None:
+        _sleep_until(started + target.nbytes / bytes_per_s)
 
 
 def _sleep_until(deadline: float) -> None:
@@ -177,6 +184,10 @@ class CpuDevice:
     def open_link(self, *, timed: bool) -> CpuLink:
         """A copy thread with a fresh account."""
         return CpuLink(self.memory, timed=timed, bytes_per_s=self._link_bytes_per_s)
+
+    def open_copy_bench(self) -> CpuCopyBench:
+        """A copy thread for raw copies, at the pace of the link."""
+        return CpuCopyBench(partial(_copy_at_pace, bytes_per_s=self._link_bytes_per_s))
 
     def tier_of(self, tensor: torch.Tensor) -> Tier:
         """Host for what `empty_host` made, device for everything else."""

@@ -16,6 +16,7 @@ import torch
 from offload_eval.core.experiment import DeviceName
 from offload_eval.core.records import Direction, Evidence, PhaseSample
 from offload_eval.errors import UnableError
+from offload_eval.instruments.cuda_copies import CudaCopyBench
 from offload_eval.instruments.device import Tier, Transfer
 from offload_eval.instruments.transfers import TransferLog
 
@@ -318,6 +319,10 @@ class CudaDevice:
     def open_link(self, *, timed: bool) -> CudaLink:
         """Two copy streams with a fresh account."""
         return CudaLink(self.torch_device, self._pinned, timed=timed)
+
+    def open_copy_bench(self) -> CudaCopyBench:
+        """Two copy streams of its own, and one that holds them."""
+        return CudaCopyBench(self.torch_device)
 
     def tier_of(self, tensor: torch.Tensor) -> Tier:
         """Device for tensors on a GPU, host for all others."""

@@ -8,6 +8,7 @@ import torch
 
 from offload_eval.core.experiment import DeviceName
 from offload_eval.core.records import Direction, Evidence, PhaseSample
+from offload_eval.instruments.copies import CopyBench
 from offload_eval.instruments.transfers import TransferLog
 
 Tier = Literal["device", "host"]
@@ -90,6 +91,9 @@ class Device(Protocol):
 
     def open_link(self, *, timed: bool) -> Link:
         """A link with a fresh account; `timed` adds clocks at every copy."""
+
+    def open_copy_bench(self) -> CopyBench:
+        """Raw copies over the same link, for its calibration; nothing of them enters an account."""
 
     def tier_of(self, tensor: torch.Tensor) -> Tier:
         """The ledger a tensor's storage belongs to."""
