@@ -30,6 +30,7 @@ import torch
 from offload_eval.analysis.statistics import summarize
 from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.plan_cells import plan_grids
+from offload_eval.cli.option_types import Typed
 from offload_eval.cli.plan_inputs import plan_request
 from offload_eval.core.experiment import DynamicSpec, ModelSpec
 from offload_eval.execution.fidelity import ForcedTokens
@@ -133,7 +134,10 @@ def bench_help() -> dict[str, Any]:
 def bench_plan() -> dict[str, Any]:
     counts = {"prompt_tokens": "1", "output_tokens": None, "batch_size": None}
     strategies = ["paged,dynamic,offloaded,streamed"]
-    request = plan_request(None, "gemma-3-27b", counts, strategies, {"vram_gib": 80.0, "host_gib": 500.0}, [])
+    budget = {"vram_gib": 80.0, "host_gib": 500.0}
+    request = plan_request(
+        Typed(experiment=None, model="gemma-3-27b", counts=counts, strategies=strategies, options=budget)
+    )
     prompt_tokens = np.linspace(64, 130_000, 250).astype(np.int64)[:, None]
     lengths = Lengths(prompt_tokens=prompt_tokens, output_tokens=np.full_like(prompt_tokens, 512))
     batch_sizes = np.arange(1, 1001)[None, :]

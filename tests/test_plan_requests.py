@@ -10,6 +10,7 @@ from plan_calls import BASE, BASE_MODEL, CHAT, LONG, Configure, cell, invoke, pl
 
 from offload_eval.bounds.plan_cells import plan_cells, plan_grids
 from offload_eval.bounds.plan_request import columns
+from offload_eval.cli.option_types import Typed
 from offload_eval.cli.plan_inputs import plan_request
 
 
@@ -238,7 +239,10 @@ class TestGrids:
     def request(self, *strategies: str, **options: Any) -> Any:
         counts = {"prompt_tokens": "1,100:5000:700", "output_tokens": "0,1,300", "batch_size": "1,7"}
         budget = {"vram_gib": 24.0, "weights_gib": 12.0, "host_gib": 32.0}
-        return plan_request(None, options.pop("model", BASE_MODEL), counts, strategies, budget | options, [])
+        model = options.pop("model", BASE_MODEL)
+        return plan_request(
+            Typed(experiment=None, model=model, counts=counts, strategies=strategies, options=budget | options)
+        )
 
     @pytest.mark.parametrize(
         "model", [BASE_MODEL, "gemma-3-27b", "deepseek-v3", "llama-4-scout", "qwen3-next-80b-a3b"]

@@ -202,6 +202,7 @@ SDPA = ["--model", "gpt2", "--prompt-tokens", "4"]
 BAD_ARGUMENTS = {
     "nothing": ([], "give an experiment file, or --model and --prompt-tokens"),
     "no lengths": (["--model", "gpt2"], "--model and --prompt-tokens"),
+    "nothing for a model": (["--model", " ", "--prompt-tokens", "4"], "--model: ''"),
     "one output token": (["--model", "gpt2", "--prompt-tokens", "4", "--output-tokens", "1"], "allowed: at least 2"),
     "too long": (["--model", "gpt2", "--prompt-tokens", "1023", "--output-tokens", "2"], "at most 1,024"),
     "an engine": (["--model", "gpt2", "--prompt-tokens", "4", "--strategy", "paged"], "cannot be traced"),

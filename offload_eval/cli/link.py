@@ -16,7 +16,7 @@ from offload_eval.analysis.statistics import relative_spread
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.core.experiment import CpuSpec, DeviceName
 from offload_eval.core.hardware import HardwareProfile
-from offload_eval.core.link import CopySeries, LinkCalibration
+from offload_eval.core.link import CopySeries, LinkCalibration, LinkFit
 from offload_eval.core.machine import Machine
 from offload_eval.errors import ExitCode, InputError, UnableError
 from offload_eval.execution.devices import accelerator_uuid, open_device, resolve_device
@@ -72,7 +72,7 @@ def link_command(
             file.write(dump_hardware(profile))
     fits = fit_link(calibration.series)
     if json_output:
-        print_json(msgspec.json.encode(_document(calibration, out)).decode())
+        print_json(msgspec.json.encode(_document(calibration, fits, out)).decode())
         return ExitCode.DONE
     console = result_console()
     for part in render_link(calibration, fits):
@@ -169,10 +169,9 @@ def _progress(num_series: int) -> Iterator[_SeriesProgress]:
         yield _SeriesProgress(progress, num_series)
 
 
-def _document(calibration: LinkCalibration, out: Path | None) -> dict[str, Any]:
+def _document(calibration: LinkCalibration, fits: Sequence[LinkFit], out: Path | None) -> dict[str, Any]:
     """The contract for scripts: `copies[]` with raw samples and medians, `fits[]`."""
     document: dict[str, Any] = msgspec.to_builtins(calibration)
-    fits = fit_link(calibration.series)
     del document["series"]
     return document | {
         "copies": [_copies(each) for each in calibration.series],

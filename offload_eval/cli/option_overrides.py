@@ -1,24 +1,75 @@
-"""Options that stand for a value of an experiment, as overrides of it."""
+"""What is asked by a file and options together: options stand for values of an experiment, as overrides of it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from offload_eval.store.origin import Override
+from offload_eval.cli.option_types import Typed
+from offload_eval.core.experiment import Experiment
+from offload_eval.errors import InputError
+from offload_eval.store.experiment_file import build_for_plan, load_for_plan
+from offload_eval.store.origin import Origin, Override
 from offload_eval.units import GIB
 
-COMMAND_LINE: Final = Path("command line")
+_COMMAND_LINE: Final = Path("command line")
 """Stands for the file's name in refusals of options, where there is no file."""
 
 
-def as_overrides(options: Mapping[str, Any], places: Mapping[str, tuple[str, ...]]) -> list[Override]:
-    """Turns options into overrides that name what was typed; those that end in `_gib` into bytes.
+def read_asked(typed: Typed, places: Mapping[str, tuple[str, ...]], command: str) -> tuple[Experiment, set[str]]:
+    """Reads the experiment, or makes one of options alone, of which only what the arithmetic needs is required.
 
     Args:
-        options: Values by option, as the command's parameters are called.
+        typed: Options replace the file's values; sizes in `_gib` become bytes.
         places: Where in an experiment each option belongs.
+        command: The command's name.
+
+    Returns:
+        The experiment, and the sections that it was given; the others hold defaults.
+
+    Raises:
+        InputError: The file or an option is wrong, or there is no model or no lengths.
     """
-    return [_override(name, value, places[name]) for name, value in options.items()]
+    changes = [_override(name, value, places[name]) for name, value in typed.options.items()]
+    if typed.model is not None and not typed.model.strip():
+        raise InputError("--model: '' is not allowed; allowed: a config.json, a folder or a preset")
+    if typed.experiment is not None:
+        asked, given = load_for_plan(typed.experiment, typed.overrides, changes)
+        if typed.model is None and "model" not in given:
+            raise InputError(f"{typed.experiment}: model: required, and missing; state it there, or give --model")
+        return asked, given
+    if typed.model is None or typed.counts["prompt_tokens"] is None:
+        lacking = f"nothing to {command}" if typed.model is None else "--model needs --prompt-tokens"
+        raise InputError(f"{lacking}: give an experiment file, or --model and --prompt-tokens")
+    if typed.overrides:
+        raise InputError(f"--set {typed.overrides[0]}: needs an experiment file")
+    return build_for_plan({}, Origin(file=_COMMAND_LINE, overrides=changes)), set()
+
+
+def model_location(typed: Typed, asked: Experiment) -> tuple[str, Path | None]:
+    """Where the model is, and the folder that a relative path starts from; None: the working directory."""
+    if typed.model is not None:
+        return typed.model, None
+    return asked.model.location, None if typed.experiment is None else typed.experiment.parent
+
+
+def has_budget(typed: Typed, given: Collection[str], needing: Collection[str], otherwise: str) -> bool:
+    """Whether a budget is stated.
+
+    Args:
+        typed: What was typed.
+        given: The sections that the experiment was given.
+        needing: Options that say nothing without a budget.
+        otherwise: What is not done without one.
+
+    Raises:
+        InputError: One of those was given, and no budget.
+    """
+    if "budget" in given or "vram_gib" in typed.options:
+        return True
+    useless = next((name for name in needing if name in typed.options), None)
+    if useless is not None:
+        raise InputError(f"--{useless.replace('_', '-')} needs --vram-gib: without a budget {otherwise}")
+    return False
 
 
 def _override(name: str, value: Any, path: tuple[str, ...]) -> Override:

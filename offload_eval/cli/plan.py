@@ -1,9 +1,8 @@
 """`offload-eval plan`: the analytic bound from a config.json, for any mix of lengths, strategies and devices."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -13,6 +12,7 @@ from offload_eval.bounds.plan import make_plan
 from offload_eval.bounds.plan_cells import plan_cells
 from offload_eval.bounds.plan_request import PlanRequest
 from offload_eval.cli.console import print_json, progress_console, result_console
+from offload_eval.cli.option_types import Typed
 from offload_eval.cli.plan_inputs import plan_request
 from offload_eval.errors import ExitCode, InputError, UnableError
 from offload_eval.reporting.plan_csv import write_plan_csv
@@ -23,17 +23,7 @@ _MOST_CELLS_SHOWN: Final = 100_000
 _MOST_CELLS_PRINTED: Final = 2_000
 
 
-def plan_command(
-    *,
-    experiment: Path | None,
-    model: str | None,
-    counts: Mapping[str, str | None],
-    strategies: list[str],
-    options: Mapping[str, Any],
-    overrides: list[str],
-    csv_path: Path | None,
-    json_output: bool,
-) -> int:
+def plan_command(typed: Typed, *, csv_path: Path | None, json_output: bool) -> int:
     """Computes a plan, and prints it or writes its cells.
 
     Raises:
@@ -42,11 +32,11 @@ def plan_command(
     """
     if csv_path is not None and not str(csv_path).strip("."):
         raise InputError("--csv: '' is not allowed; allowed: a file, or - for standard output")
-    if csv_path is not None and experiment is not None and csv_path.resolve() == experiment.resolve():
+    if csv_path is not None and typed.experiment is not None and csv_path.resolve() == typed.experiment.resolve():
         raise InputError(f"--csv {csv_path}: is the experiment itself; choose another file")
     if csv_path is not None and json_output:
         raise InputError("--csv and --json are two forms of one answer; give one of them")
-    request = plan_request(experiment, model, counts, strategies, options, overrides)
+    request = plan_request(typed)
     num_cells = len(request.workloads) * len(request.strategies)
     most_shown = _MOST_CELLS_SHOWN if json_output else _MOST_CELLS_PRINTED
     if csv_path is not None:

@@ -10,66 +10,35 @@ from offload_eval.bounds.grid import PlanStrategy
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.partition import rank_shapes
 from offload_eval.bounds.plan_request import PlanModel, PlanRequest
-from offload_eval.cli.option_overrides import COMMAND_LINE, as_overrides
+from offload_eval.cli.option_overrides import has_budget, model_location, read_asked
+from offload_eval.cli.option_types import Typed
 from offload_eval.cli.plan_lengths import plan_workloads
 from offload_eval.cli.plan_options import EXPERIMENT_PLACES
 from offload_eval.core.experiment import BITS_PER_VALUE, BudgetSpec, Experiment
 from offload_eval.errors import InputError, OffloadEvalError
-from offload_eval.store.experiment_file import build_for_plan, load_for_plan
 from offload_eval.store.model_config import load_model_config
-from offload_eval.store.origin import Origin
 from offload_eval.store.strategy_text import DEFAULT_STRATEGIES, parse_strategies
 
 _BUDGET: Final = ("weights_gib", "runtime_gib", "reserve_gib", "activations_gib", "estimate_activations")
 
 
-def plan_request(
-    experiment: Path | None,
-    model: str | None,
-    counts: Mapping[str, str | None],
-    strategies: Sequence[str],
-    options: Mapping[str, Any],
-    overrides: Sequence[str],
-) -> PlanRequest:
-    """Builds the request.
-
-    Args:
-        experiment: An experiment file; of its sections only those that the arithmetic needs are required.
-        model: A config.json, a folder or a preset; replaces the experiment's, and the weights that it states.
-        counts: `prompt_tokens`, `output_tokens` and `batch_size` as typed; what is None comes from the experiment.
-        strategies: As typed; none: the experiment's.
-        options: Values of the options in `EXPERIMENT_PLACES`.
-        overrides: `key.path=value` each.
+def plan_request(typed: Typed) -> PlanRequest:
+    """Builds the request. A model that was typed also replaces the weights that the experiment states.
 
     Raises:
         InputError: The file, an option or the model's config is wrong.
         UnknownModelStructureError: The arithmetic does not know the model's structure.
     """
-    changes = as_overrides(options, EXPERIMENT_PLACES)
-    if model is not None and not model.strip():
-        raise InputError("--model: '' is not allowed; allowed: a config.json, a folder or a preset")
-    if experiment is None:
-        _check_options(model, counts, overrides)
-        asked, given = build_for_plan({}, Origin(file=COMMAND_LINE, overrides=changes)), set[str]()
-    else:
-        asked, given = load_for_plan(experiment, overrides, changes)
+    asked, given = read_asked(typed, EXPERIMENT_PLACES, "plan")
     request = PlanRequest(
-        model=_find_model(experiment, model, asked, given),
-        budget=_budget(model, asked, given, options),
-        workloads=plan_workloads(counts, asked, given, experiment),
-        strategies=_strategies(strategies, asked, given),
+        model=_read_model(*model_location(typed, asked), asked.model.dtype),
+        budget=_budget(typed, asked, given),
+        workloads=plan_workloads(typed.counts, asked, given, typed.experiment),
+        strategies=_strategies(typed.strategies, asked, given),
         spec=asked.plan,
     )
     _check_request(request)
     return request
-
-
-def _find_model(experiment: Path | None, model: str | None, asked: Experiment, given: Collection[str]) -> PlanModel:
-    if model is not None:
-        return _read_model(model, None, asked.model.dtype)
-    if experiment is None or "model" not in given:
-        raise InputError(f"{experiment}: model: required, and missing; state it there, or give --model")
-    return _read_model(asked.model.location, experiment.parent, asked.model.dtype)
 
 
 def _read_model(location: str, relative_to: Path | None, dtype: str) -> PlanModel:
@@ -98,16 +67,11 @@ def _config_dtype(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _budget(
-    model: str | None, asked: Experiment, given: Collection[str], options: Mapping[str, Any]
-) -> BudgetSpec | None:
+def _budget(typed: Typed, asked: Experiment, given: Collection[str]) -> BudgetSpec | None:
     """The experiment's, or that of the options. Weights that a file states are its own model's."""
-    if "budget" not in given and "vram_gib" not in options:
-        useless = next((name for name in _BUDGET if name in options), None)
-        if useless is not None:
-            raise InputError(f"--{useless.replace('_', '-')} needs --vram-gib: without a budget nothing is admitted")
+    if not has_budget(typed, given, _BUDGET, "nothing is admitted"):
         return None
-    if model is not None and "weights_gib" not in options:
+    if typed.model is not None and "weights_gib" not in typed.options:
         return replace(asked.budget, weights_bytes=None)
     return asked.budget
 
@@ -139,15 +103,6 @@ def _check_request(request: PlanRequest) -> None:
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
         raise InputError(f"two strategies have the label {twice!r}; give one of them another name")
-
-
-def _check_options(model: str | None, counts: Mapping[str, str | None], overrides: Sequence[str]) -> None:
-    if model is None:
-        raise InputError("nothing to plan: give an experiment file, or --model and --prompt-tokens")
-    if counts["prompt_tokens"] is None:
-        raise InputError("--model needs --prompt-tokens, and takes --output-tokens and --batch-size")
-    if overrides:
-        raise InputError(f"--set {overrides[0]}: needs an experiment file")
 
 
 def _strategies(typed: Sequence[str], asked: Experiment, given: Collection[str]) -> list[PlanStrategy]:

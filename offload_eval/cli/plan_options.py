@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from offload_eval.cli.ending import end
-from offload_eval.cli.option_types import JsonOption, ModelOption, OptionalExperiment, OverridesOption
+from offload_eval.cli.option_types import JsonOption, ModelOption, OptionalExperiment, OverridesOption, Typed
 
 _GIB: Final = "GiB"
 EXPERIMENT_PLACES: Final[dict[str, tuple[str, ...]]] = {
@@ -123,20 +123,6 @@ def plan(
 
         if list_presets:
             return show_presets(json_output=json_output)
-        options = {name: value for name in EXPERIMENT_PLACES if (value := context.params[name]) is not None}
-        return plan_command(
-            experiment=experiment,
-            model=model,
-            counts={
-                "prompt_tokens": prompt_tokens,
-                "output_tokens": output_tokens,
-                "batch_size": batch_size,
-            },
-            strategies=strategy or [],
-            options=options,
-            overrides=overrides or [],
-            csv_path=csv,
-            json_output=json_output,
-        )
+        return plan_command(Typed.of(context, EXPERIMENT_PLACES), csv_path=csv, json_output=json_output)
 
     end(body)

@@ -1,8 +1,7 @@
 """`offload-eval trace`: the real code on tensors without data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +9,7 @@ import torch
 
 from offload_eval.bounds.latency import bound_latency, check_hardware
 from offload_eval.cli.console import print_json, progress_console, result_console
+from offload_eval.cli.option_types import Typed
 from offload_eval.cli.trace_inputs import TraceRequest, trace_request
 from offload_eval.core.experiment import StrategySpec, Workload
 from offload_eval.core.hardware import HardwareProfile
@@ -25,13 +25,8 @@ _TEXT_ALONE: Final = "Text alone is traced: a vision tower's weights count, and 
 
 
 def trace_command(
+    typed: Typed,
     *,
-    experiment: Path | None,
-    model: str | None,
-    counts: Mapping[str, str | None],
-    strategies: list[str],
-    options: Mapping[str, Any],
-    overrides: list[str],
     prefill_chunk_tokens: int | None,
     device: str,
     hardware: str | None,
@@ -46,7 +41,7 @@ def trace_command(
         InputError: The file, an option, the model's config or the hardware profile is wrong.
     """
     profile = None if hardware is None else load_hardware(hardware)
-    request = trace_request(experiment, model, counts, strategies, options, overrides, device)
+    request = trace_request(typed, device)
     _check_lengths(request)
     if profile is not None:
         check_hardware(profile, request.model.dtype, [strategy.kind for strategy in request.strategies])

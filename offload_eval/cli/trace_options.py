@@ -5,7 +5,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from offload_eval.cli.ending import end
-from offload_eval.cli.option_types import JsonOption, ModelOption, OptionalExperiment, OverridesOption
+from offload_eval.cli.option_types import JsonOption, ModelOption, OptionalExperiment, OverridesOption, Typed
 
 EXPERIMENT_PLACES: Final[dict[str, tuple[str, ...]]] = {
     "dtype": ("model", "dtype"),
@@ -77,12 +77,7 @@ def trace(
         from offload_eval.cli.trace import trace_command
 
         return trace_command(
-            experiment=experiment,
-            model=model,
-            counts={"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "batch_size": batch_size},
-            strategies=strategy or [],
-            options={name: value for name in EXPERIMENT_PLACES if (value := context.params[name]) is not None},
-            overrides=overrides or [],
+            Typed.of(context, EXPERIMENT_PLACES),
             prefill_chunk_tokens=prefill_chunk_size,
             device=device,
             hardware=hardware,
