@@ -1,13 +1,14 @@
 """The longest session that fits alone."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from offload_eval.bounds.cached_layers import Lengths
-from offload_eval.bounds.grid import Mask, PlanStrategy, replica_card, strategy_grid
+from offload_eval.bounds.grid import Mask, PlanStrategy
 from offload_eval.bounds.kv_views import Counts
-from offload_eval.bounds.plan_ledgers import grid_ledgers
+from offload_eval.bounds.plan_cells import plan_grids
 from offload_eval.bounds.plan_request import PlanRequest
 from offload_eval.core.plan import LimitedBy, LongestSession
 
@@ -53,16 +54,10 @@ def _fits(
     request: PlanRequest, strategy: PlanStrategy, tokens: Counts, output_tokens: int
 ) -> tuple[Mask, Mask] | None:
     """Whether one session of each length fits, and whether the host ledger is the smaller one there."""
-    spec = request.spec
-    lengths = Lengths(
-        prompt_tokens=tokens,
-        output_tokens=np.full_like(tokens, output_tokens),
-        prefill_chunk_tokens=spec.prefill_chunk_tokens,
-    )
-    card = replica_card(request.model.shape, request.bits, lengths, strategy, spec.partition, spec.encoder_tokens)
-    if isinstance(card, str):
+    lengths = Lengths(prompt_tokens=tokens, output_tokens=np.full_like(tokens, output_tokens))
+    ((_, grid),) = plan_grids(replace(request, strategies=[strategy]), lengths, np.ones_like(tokens))
+    if isinstance(grid, str):
         return None
-    grid = strategy_grid(card, np.ones_like(tokens), grid_ledgers(request, tokens), spec.partition.data_parallel)
     everywhere = np.ones(tokens.shape, np.bool_)
     fits = everywhere if grid.batch_fits is None else grid.batch_fits
     return fits, np.broadcast_to(grid.host_decides, tokens.shape)

@@ -29,6 +29,9 @@ UPSTREAM_DEFAULTS: Final = {"nbits": 4, "q_group_size": 64, "residual_length": 1
 """Source: transformers 5.24, cache_utils.QuantizedLayer."""
 Refusal = str
 """Why a strategy has no card for a model."""
+_INDEXER_KEYS_LEAVE: Final = (
+    "transformers' offloading sends an indexer's keys to the host, where the indexer cannot read them"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +127,7 @@ def _offloaded_static(layers: CachedLayers, lengths: Lengths, _: StrategySpec) -
     if refusal is not None:
         return refusal
     if any(group.indexer_head_dim for group in layers.groups):
-        return "transformers' offloading sends an indexer's keys to the host, where the indexer cannot read them"
+        return _INDEXER_KEYS_LEAVE
     moved = tuple(group for group in layers.groups if group.cache in ("full", "latent") and group.state is None)
     stay = tuple(group for group in layers.groups if group not in moved)
     if not moved:
@@ -173,7 +176,7 @@ def _offloaded(layers: CachedLayers, lengths: Lengths, _: StrategySpec) -> Sessi
     if with_state:
         return f"how upstream moves {_kinds(with_state)} layers is not modelled"
     if any(group.indexer_head_dim for group in layers.groups):
-        return "transformers' offloading sends an indexer's keys to the host, where the indexer cannot read them"
+        return _INDEXER_KEYS_LEAVE
     if any(group.cache == "cross" for group in layers.groups):
         return "transformers' offloading leaves cross-attention on the host"
     tokens = lengths.cached_tokens

@@ -23,12 +23,11 @@ class Offloaded:
         self.spec = spec
 
     def refusal(self, device: DeviceName, config: Any, _workload: Workload) -> str | None:
-        """Upstream drives torch.cuda streams by name, so only CUDA and ROCm builds can run it."""
-        if device != "cuda":
-            return f"transformers' offloading is written for torch.cuda streams and cannot run on {device}"
-        if config.is_encoder_decoder:
+        """Needs CUDA, and a decoder without an encoder."""
+        refusal = device_refusal(device)
+        if refusal is None and config.is_encoder_decoder:
             return "transformers' offloading leaves cross-attention KV on the host for encoder-decoder models"
-        return None
+        return refusal
 
     def prepare(self, _device: DeviceName) -> None:
         """Nothing to load."""
@@ -40,6 +39,13 @@ class Offloaded:
             MeteredDynamicCache(config=config.get_text_config(decoder=True), offloading=True),
             link,
         )
+
+
+def device_refusal(device: DeviceName) -> str | None:
+    """Upstream drives torch.cuda streams by name, so only CUDA and ROCm builds can run it."""
+    if device != "cuda":
+        return f"transformers' offloading is written for torch.cuda streams and cannot run on {device}"
+    return None
 
 
 def with_meters(cache: Any, link: Link) -> Any:

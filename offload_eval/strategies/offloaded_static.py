@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from offload_eval.core.experiment import DeviceName, OffloadedStaticSpec, Workload
 from offload_eval.strategies.link import Link
-from offload_eval.strategies.offloaded import MeteredOffloading, with_meters
+from offload_eval.strategies.offloaded import MeteredOffloading, device_refusal, with_meters
 from offload_eval.strategies.upstream import StaticCache, require_methods, static_refusal
 
 
@@ -18,9 +18,7 @@ class OffloadedStatic:
 
     def refusal(self, device: DeviceName, config: Any, _workload: Workload) -> str | None:
         """Needs CUDA, as `offloaded` does, and a layer that upstream would offload."""
-        if device != "cuda":
-            return f"transformers' offloading is written for torch.cuda streams and cannot run on {device}"
-        refusal = static_refusal(config)
+        refusal = device_refusal(device) or static_refusal(config)
         if refusal is not None:
             return refusal
         cache = StaticCache(config=config, max_cache_len=1)
