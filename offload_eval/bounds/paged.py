@@ -9,7 +9,7 @@ from offload_eval.bounds.cached_layers import Lengths
 from offload_eval.bounds.kv_footprint import kv_total
 from offload_eval.bounds.kv_format import kv_format
 from offload_eval.bounds.kv_views import Counts, paged_view
-from offload_eval.bounds.session_card import SessionCard
+from offload_eval.bounds.session_card import SessionCard, in_gpu_card
 from offload_eval.core.plan import PagingSpec
 from offload_eval.core.shape import ModelShape
 
@@ -30,21 +30,17 @@ def paged_card(
     """
     view, stored = paged_view(paging.block_tokens), kv_format(paging, bits)
     device_bytes = kv_total(shape.layer_groups, lengths.cached_tokens, view, stored, encoder_tokens)
-    nothing = np.zeros_like(device_bytes)
-    return SessionCard(
-        device_bytes=device_bytes,
-        device_peak_bytes=device_bytes,
-        device_fixed_bytes=stored.layer_bytes * sum(group.count for group in shape.layer_groups if group.kv_heads),
-        host_bytes=nothing,
-        h2d_bytes=nothing,
-        d2h_bytes=nothing,
-        assumptions=(
+    return in_gpu_card(
+        device_bytes,
+        device_bytes,
+        (
             f"Whole blocks of {paging.block_tokens} tokens; a windowed layer holds every block its window "
             "touches. Not counted: blocks that a prefill keeps for a window it has passed, and the padding with "
             "which hybrid models make their layers' pages equal.",
             *_format_assumptions(paging, stored.bits),
         ),
-        source="offload_eval.bounds.kv_views.paged_view",
+        "offload_eval.bounds.kv_views.paged_view",
+        fixed_bytes=stored.layer_bytes * sum(group.count for group in shape.layer_groups if group.kv_heads),
     )
 
 

@@ -86,7 +86,7 @@ def session_card(
     return _CARDS[type(strategy)](CachedLayers(shape, bits, encoder_tokens), lengths, strategy)
 
 
-def _in_gpu(
+def in_gpu_card(
     device_bytes: Counts, peak_bytes: Counts, assumptions: tuple[str, ...], source: str, fixed_bytes: int = 0
 ) -> SessionCard:
     """The card of a cache that never leaves the device."""
@@ -104,7 +104,7 @@ def _in_gpu(
 
 
 def _dynamic(layers: CachedLayers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
-    return _in_gpu(
+    return in_gpu_card(
         layers.held_bytes(layers.groups, lengths.cached_tokens),
         layers.peak_bytes(layers.groups, lengths),
         ("The whole KV cache is on the device.", *_other_layers(layers)),
@@ -118,7 +118,7 @@ def _static(layers: CachedLayers, lengths: Lengths, _: StrategySpec) -> SessionC
         return refusal
     buffers_bytes = layers.buffer_bytes(layers.groups, lengths.cached_tokens)
     words = ("Buffers for every token of the workload are on the device from the first one on.",)
-    return _in_gpu(buffers_bytes, buffers_bytes, words, "transformers 5.24, cache_utils.StaticCache")
+    return in_gpu_card(buffers_bytes, buffers_bytes, words, "transformers 5.24, cache_utils.StaticCache")
 
 
 def _offloaded_static(layers: CachedLayers, lengths: Lengths, _: StrategySpec) -> SessionCard | Refusal:
@@ -275,7 +275,7 @@ def _quantized(layers: CachedLayers, lengths: Lengths, strategy: StrategySpec) -
 
 def _fp8(layers: CachedLayers, lengths: Lengths) -> SessionCard:
     payload_bytes = lengths.cached_tokens * layers.values_a_token
-    return _in_gpu(
+    return in_gpu_card(
         payload_bytes,
         payload_bytes,
         ("8 bits a value, two float32 scales a layer, no residual window.",),
@@ -298,7 +298,7 @@ def _groupwise(layers: CachedLayers, lengths: Lengths, strategy: QuantizedSpec) 
     before_flush = (steps + 1) // residual_length * residual_length - 1
     end_bytes = payload_bytes(steps)
     peak_bytes = np.maximum(end_bytes, np.where(before_flush > 0, payload_bytes(np.maximum(before_flush, 0)), 0))
-    return _in_gpu(
+    return in_gpu_card(
         end_bytes,
         peak_bytes,
         (
