@@ -148,20 +148,39 @@ class OffloadedStaticSpec(Strict, frozen=True, kw_only=True, tag_field="kind", t
         return self.name or self.kind
 
 
+HostDtype = Literal["native", "fp8", "int8", "int4"]
+
+
 class StreamedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="streamed"):
     """Ours: KV lives on the host, only new tokens are written back, layers are fetched ahead of use."""
 
     kind: ClassVar[str] = "streamed"
-    lossless: ClassVar[bool] = True
     name: Name | None = None
     prefetch_layers: PositiveInt = 1
     """Layers fetched ahead of the one that computes; the device holds one scratch layer more."""
+    resident_share: Literal["auto"] | Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Share of the full-attention layers whose KV stays on the device, evenly among the others, rounded down to whole
+    layers; `auto`: as many as the budget leaves room for, by trace. None: none, or what `resident_bytes` says."""
+    resident_bytes: NonNegativeInt | None = None
+    """Device bytes that resident layers may take, instead of a share; of the whole batch at full length."""
+    host_dtype: HostDtype = "native"
+    """How streamed layers' KV is kept on the host and crosses the link: as the model computes it, or quantized."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output must equal the baseline's."""
+        return self.host_dtype == "native"
 
     @property
     def label(self) -> str:
         """The name, or the kind with what differs from the default."""
-        ahead = "" if self.prefetch_layers == 1 else f"-ahead{self.prefetch_layers}"
-        return self.name or self.kind + ahead
+        parts = [
+            *([] if self.prefetch_layers == 1 else [f"ahead{self.prefetch_layers}"]),
+            *([] if self.resident_share is None else [f"resident{_short(self.resident_share)}"]),
+            *([] if self.resident_bytes is None else [f"residentbytes{self.resident_bytes}"]),
+            *([] if self.host_dtype == "native" else [self.host_dtype]),
+        ]
+        return self.name or "-".join([self.kind, *parts])
 
 
 class QuantizedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="quantized"):
@@ -276,6 +295,10 @@ class RunSpec(Strict, frozen=True, kw_only=True):
     def label(self) -> str:
         """Workload and strategy, for people."""
         return f"{self.workload.label} / {self.strategy.label}"
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def content_hash(value: object) -> str:

@@ -13,6 +13,7 @@ from offload_eval.core.experiment import (
     QuantizedSpec,
     RandomPrompt,
     StrategySpec,
+    StreamedSpec,
     TextPrompt,
     Workload,
 )
@@ -56,6 +57,9 @@ def check_arithmetic(experiment: Experiment) -> Iterator[Problem]:
     for index, strategy in enumerate(experiment.strategies):
         if isinstance(strategy, QuantizedSpec):
             yield from _check_quantized(("strategies", index), strategy)
+        if isinstance(strategy, StreamedSpec) and None not in (strategy.resident_share, strategy.resident_bytes):
+            seen = f"{strategy.resident_bytes} is not allowed beside resident_share"
+            yield ("strategies", index, "resident_bytes"), f"{seen}; allowed: one of the two"
 
 
 def _check_model(model: ModelSpec) -> Iterator[Problem]:

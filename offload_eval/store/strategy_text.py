@@ -33,6 +33,10 @@ DEFAULT_STRATEGIES: Final[tuple[StrategySpec, ...]] = (
 _OPTION_NAME: Final = "--strategy"
 _UPSTREAM_BACKEND: Final = "quanto"
 """What transformers takes where a quantized cache names no backend."""
+_STREAMED_LABEL: Final = re.compile(
+    r"streamed(?=-)(-ahead(?P<prefetch_layers>\d+))?(-resident(?P<resident_share>auto|[\d.]+))?"
+    r"(-residentbytes(?P<resident_bytes>\d+))?(-(?P<host_dtype>fp8|int8|int4))?"
+)
 _OPTION: Final = re.compile(r"(?P<key>\w+)=(?P<value>.*)")
 
 
@@ -83,8 +87,9 @@ def _from_label(word: str) -> str:
     """A strategy's label, as outputs show it, in the form that is typed; any other word as it is."""
     if match := re.fullmatch(rf"{PAGED}-(\w+)", word):
         return f"{PAGED}:kv_cache_dtype={match[1]}"
-    if match := re.fullmatch(r"streamed-ahead(\d+)", word):
-        return f"streamed:prefetch_layers={match[1]}"
+    if match := _STREAMED_LABEL.fullmatch(word):
+        options = [f"{name}={value}" for name, value in match.groupdict().items() if value is not None]
+        return f"streamed:{','.join(options)}"
     if match := re.fullmatch(r"quantized-([a-z]+\d*)((?:-[a-z]+\d+)*)", word):
         names = {"int": "nbits", **{name.replace("_", ""): name for name in QuantizedSpec.__struct_fields__}}
         pieces = re.findall(r"-([a-z]+)(\d+)", match[2])
