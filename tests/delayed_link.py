@@ -38,7 +38,7 @@ class DelayedLink:
     A copy that nobody waits for happens at a random later submission, or never. It starts after all computation
     submitted before it, as the contract says, and may still be running while any later computation runs: so the
     bytes it reads or writes must not be touched until someone has waited. To make a violation visible, buffers of
-    the host tier start out as NaN, and a copy takes what it finds when it happens.
+    the host tier start out as NaN or ones, and a copy takes what it finds when it happens.
     """
 
     def __init__(self, seed: int) -> None:
@@ -47,7 +47,7 @@ class DelayedLink:
         self.num_bytes = {"h2d": 0, "d2h": 0}
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.full(shape, float("nan"), dtype=dtype)
+        return torch.full(shape, float("nan") if dtype.is_floating_point else 0xFF, dtype=dtype)
 
     def h2d(self, device: torch.Tensor, host: torch.Tensor, after: Sequence[DelayedTransfer] = ()) -> DelayedTransfer:
         return self._submit("h2d", device, host, after)

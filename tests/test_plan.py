@@ -236,13 +236,13 @@ class TestLedgers:
         assert cell(document, "streamed")["h2d_bytes_per_step"] == 3 * 99 * 512
 
     def test_the_smaller_ledger_decides(self, plan_experiment: Configure):
-        """2,000,000 // 25,600 = 78 scratches of 2 layers * 100 * 128 bytes fit the device.
+        """2,000,000 // 38,400 = 52 scratches of 3 layers * 100 * 128 bytes fit the device.
 
         1 MiB of host are 4 buffers of 262,144 bytes: 20 sessions of 12,800.
         """
         path = plan_experiment({"host": {"memory_bytes": 2**20}})
         admission = cell(plan(str(path)), "streamed")["admission"]
-        assert admission == {"device_sessions": 78, "host_sessions": 20, "limit": 20, "limited_by": "host"}
+        assert admission == {"device_sessions": 52, "host_sessions": 20, "limit": 20, "limited_by": "host"}
         assert cell(plan(str(path)), "dynamic")["admission"]["host_sessions"] is None
 
     def test_the_control_groups_limit_and_the_reserve_count(self, plan_experiment: Configure):
@@ -296,7 +296,7 @@ class TestLedgers:
 
 class TestStrategies:
     def test_the_first_ones_admission_is_the_answer(self):
-        document = plan(*BASE, "--prompt-tokens", "4096", "--host-gib", "64", "--strategy", "streamed,paged")
+        document = plan(*BASE, "--prompt-tokens", "4096", "--host-gib", "16", "--strategy", "streamed,paged")
         assert [each["strategy"] for each in document["cells"]] == ["streamed", "paged"]
         assert document["admission"]["limited_by"] == "host"
 

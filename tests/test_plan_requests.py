@@ -69,9 +69,9 @@ class TestPopulation:
         assert sums["caps"]["padding_device_bytes"] == 3 * 40 * 512
 
     def test_padding_is_counted_in_each_ledger(self, plan_experiment: Configure):
-        """Streamed: 40 tokens of 3 rows, in 2 scratch layers of 128 bytes on the device and 4 layers on the host."""
+        """Streamed: 40 tokens of 3 rows, in 3 scratch layers of 128 bytes on the device and 4 layers on the host."""
         sums = self.sums(plan_experiment, "streamed", CHAT, LONG)
-        assert sums["caps"]["padding_device_bytes"] == 3 * 40 * 2 * 128
+        assert sums["caps"]["padding_device_bytes"] == 3 * 40 * 3 * 128
         assert sums["caps"]["padding_host_bytes"] == 3 * 40 * 512
 
     def test_one_group_is_its_own_cell(self, plan_experiment: Configure, plan_config: Configure):

@@ -74,7 +74,7 @@ def test_streamed_keeps_sliding_layers_on_the_device():
     assert card is not None
     assert card.kv_device_bytes_per_session == (2 * 519 + 4 * 99) * 16
     assert card.kv_host_bytes_per_session == 2 * 519 * 16
-    assert (card.h2d_bytes_per_step, card.d2h_bytes_per_step) == (2 * 2 * 518 * 16, 2 * 2 * 16)
+    assert (card.h2d_bytes_per_step, card.d2h_bytes_per_step) == (0, 2 * 2 * 16), "both layers stay in their slots"
 
 
 def test_offloaded_moves_what_each_layer_holds():
@@ -162,7 +162,18 @@ def test_no_card_for_streamed_without_a_full_layer_nor_for_remote_code():
     assert mixed_bound(DynamicSpec(), in_transformers=False) is None
 
 
-@pytest.mark.parametrize("spec", [DynamicSpec(), StreamedSpec(prefetch_layers=1)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        DynamicSpec(),
+        StreamedSpec(),
+        StreamedSpec(prefetch_layers=1, resident_share=0.5),
+        StreamedSpec(resident_share=1.0),
+        StreamedSpec(prefetch_layers=1, resident_bytes=2 * 20 * 64),
+        StreamedSpec(prefetch_layers=1, host_dtype="int4"),
+        StreamedSpec(resident_share=0.5, host_dtype="fp8"),
+    ],
+)
 def test_the_card_of_a_sliding_model_is_exact(spec: DynamicSpec | StreamedSpec):
     """Two full and two sliding layers of Gemma 2, run for real: the payload at the end is the card's."""
     sizes = {"num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 97, "head_dim": 8}
@@ -202,6 +213,40 @@ def test_streamed_writes_back_one_token():
     assert card.kv_device_bytes_per_session == 3 * 519 * 768
     assert card.h2d_bytes_per_step == 4 * 518 * 23_040
     assert card.d2h_bytes_per_step == 4 * 23_040
+
+
+def test_resident_layers_take_whole_buffers_and_cross_nothing():
+    """15 of 30 layers are resident; three slots serve the other 15."""
+    card = bound(StreamedSpec(resident_share=0.5))
+    assert card.kv_device_bytes_per_session == (15 + 3) * 519 * 768
+    assert card.kv_host_bytes_per_session == 15 * 519 * 768
+    assert (card.h2d_bytes_per_step, card.d2h_bytes_per_step) == (15 * 518 * 768, 15 * 768)
+    whole = bound(StreamedSpec(resident_share=1.0))
+    assert whole.kv_device_bytes_per_session == 30 * 519 * 768
+    assert (whole.kv_host_bytes_per_session, whole.h2d_bytes_per_step, whole.d2h_bytes_per_step) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("share", "resident"), [(0.099, 2), (0.1, 3), (0.7, 21), (0.999, 29)])
+def test_a_share_is_rounded_down_to_whole_layers(share: float, resident: int):
+    assert bound(StreamedSpec(resident_share=share)).kv_host_bytes_per_session == (30 - resident) * 519 * 768
+
+
+def test_resident_bytes_hold_whole_layers_of_the_batch():
+    """Two sessions: 797,184 bytes a layer, so 4 MB hold five; however many sessions come, they take at most 4 MB."""
+    card = bound(StreamedSpec(resident_bytes=4_000_000), batch_size=2)
+    assert card.kv_device_bytes_per_session == (5 + 3) * 519 * 768
+    assert card.kv_host_bytes_per_session == 25 * 519 * 768
+    assert card.sessions == (536_870_912 - 269_030_272 - 1024 - 4_000_000) // (3 * 519 * 768)
+
+
+@pytest.mark.parametrize(("host_dtype", "head_bytes"), [("fp8", 64 + 2), ("int8", 64 + 4), ("int4", 32 + 4)])
+def test_quantized_rows_carry_their_scales(host_dtype: str, head_bytes: int):
+    """3 heads of 64 values, keys and values; two slots of them, and one layer of 16-bit rows to read them into."""
+    card = bound(StreamedSpec(host_dtype=host_dtype))  # type: ignore[arg-type]
+    row_bytes = 2 * 3 * head_bytes
+    assert card.kv_device_bytes_per_session == 2 * 519 * row_bytes + 519 * 768
+    assert card.kv_host_bytes_per_session == 30 * 519 * row_bytes
+    assert (card.h2d_bytes_per_step, card.d2h_bytes_per_step) == (30 * 518 * row_bytes, 30 * row_bytes)
 
 
 def test_streamed_never_needs_more_scratch_than_layers():

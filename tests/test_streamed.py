@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from delayed_link import DelayedLink
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_models import tiny_llama
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -16,7 +18,9 @@ from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.strategies.base import kv_payload_bytes
 from offload_eval.strategies.dynamic import Dynamic
-from offload_eval.strategies.streamed import ScratchRing, Streamed, StreamedLayer
+from offload_eval.strategies.host_rows import RowFormat
+from offload_eval.strategies.scratch_ring import ScratchRing
+from offload_eval.strategies.streamed import Placement, Streamed, StreamedLayer
 from offload_eval.strategies.upstream import Cache
 
 PROMPT, OUTPUT, BATCH = 17, 9, 2
@@ -51,69 +55,89 @@ def dynamic(model: Any, prefill_chunk_tokens: int | None = None) -> tuple[torch.
         return run(model, Dynamic(DynamicSpec()).build_cache(model.config, link, CAPACITY), prefill_chunk_tokens)
 
 
+def run_streamed(
+    model: Any, spec: StreamedSpec, link: Any = None, prefill_chunk_tokens: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with CpuDevice().open_link(timed=False) as real_link:
+        cache = Streamed(spec).build_cache(model.config, link or real_link, CAPACITY)
+        return run(model, cache, prefill_chunk_tokens)
+
+
 @pytest.mark.parametrize("prefetch_layers", [1, 2, 3, 4, 100])
+@pytest.mark.parametrize("resident_share", [None, 0.2, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("prefill_chunk_tokens", [None, 1, 5, 16])
 def test_tokens_and_logits_are_bit_equal_to_dynamic(
-    model: Any, prefetch_layers: int, prefill_chunk_tokens: int | None
+    model: Any, prefetch_layers: int, resident_share: float | None, prefill_chunk_tokens: int | None
 ):
     expected_tokens, expected_logits = dynamic(model, prefill_chunk_tokens)
-    with CpuDevice().open_link(timed=False) as link:
-        cache = Streamed(StreamedSpec(prefetch_layers=prefetch_layers)).build_cache(model.config, link, CAPACITY)
-        tokens, logits = run(model, cache, prefill_chunk_tokens)
+    spec = StreamedSpec(prefetch_layers=prefetch_layers, resident_share=resident_share)
+    tokens, logits = run_streamed(model, spec, prefill_chunk_tokens=prefill_chunk_tokens)
     assert torch.equal(tokens, expected_tokens)
     assert torch.equal(logits, expected_logits)
 
 
-@pytest.mark.parametrize("prefetch_layers", [1, 2, 4])
-@pytest.mark.parametrize("seed", range(8))
-def test_no_copy_is_read_before_it_happened(model: Any, prefetch_layers: int, seed: int):
+schedules = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32),
+        "prefetch_layers": st.integers(1, 6),
+        "resident_share": st.sampled_from([None, 0.2, 0.4, 0.6, 0.8]),
+        "host_dtype": st.sampled_from(["native", "native", "fp8", "int8", "int4"]),
+        "prefill_chunk_tokens": st.sampled_from([None, 1, 7, 16]),
+    }
+)
+
+
+@given(schedules)
+@settings(max_examples=120, deadline=None)
+def test_no_copy_is_read_before_it_happened(model: Any, schedule: dict[str, Any]):
     """Copies that nobody waits for happen late or never; with every wait in place nothing changes."""
-    expected_tokens, expected_logits = dynamic(model)
-    link = DelayedLink(seed)
-    cache = Streamed(StreamedSpec(prefetch_layers=prefetch_layers)).build_cache(model.config, link, CAPACITY)
-    tokens, logits = run(model, cache)
-    assert torch.equal(tokens, expected_tokens)
-    assert torch.equal(logits, expected_logits)
+    seed, chunk = schedule.pop("seed"), schedule.pop("prefill_chunk_tokens")
+    spec = StreamedSpec(**schedule)
+    expected = dynamic(model, chunk) if spec.lossless else run_streamed(model, spec, None, chunk)
+    tokens, logits = run_streamed(model, spec, DelayedLink(seed), chunk)
+    assert torch.equal(tokens, expected[0])
+    assert torch.equal(logits, expected[1])
 
 
-def without_wait_for_fetch(ring: ScratchRing) -> None:
-    original = ring.checkout
+def without_wait_for_fetch(patch: pytest.MonkeyPatch) -> None:
+    original = ScratchRing.checkout
 
-    def checkout(ordinal: int) -> torch.Tensor:
-        fetch = ring._fetches.get(ring._visit)
+    def checkout(ring: ScratchRing, ordinal: int) -> torch.Tensor:
+        ring._fetch(ring._visit)
+        fetch = ring._fetches.get(ring._slot(ring._visit))
         if fetch is not None:
             fetch.wait = lambda: None  # type: ignore[method-assign]
-        return original(ordinal)
+        return original(ring, ordinal)
 
-    ring.checkout = checkout  # type: ignore[method-assign]
-
-
-def without_after(ring: ScratchRing) -> None:
-    h2d = ring.link.h2d
-    ring.link.h2d = lambda device, host, _after=(): h2d(device, host)  # type: ignore[method-assign]
+    patch.setattr(ScratchRing, "checkout", checkout)
 
 
-def without_read_out_wait(ring: ScratchRing) -> None:
-    original = ring.checkout
-
-    def checkout(ordinal: int) -> torch.Tensor:
-        ring._read_outs.pop(ring._visit % ring.num_slots, None)
-        return original(ordinal)
-
-    ring.checkout = checkout  # type: ignore[method-assign]
+def without_after(patch: pytest.MonkeyPatch) -> None:
+    h2d = DelayedLink.h2d
+    patch.setattr(DelayedLink, "h2d", lambda link, device, host, _after=(): h2d(link, device, host))
 
 
+def without_read_out_wait(patch: pytest.MonkeyPatch) -> None:
+    original = ScratchRing.checkout
+
+    def checkout(ring: ScratchRing, ordinal: int) -> torch.Tensor:
+        ring._read_outs.pop(ring._slot(ring._visit), None)
+        return original(ring, ordinal)
+
+    patch.setattr(ScratchRing, "checkout", checkout)
+
+
+@pytest.mark.parametrize("host_dtype", ["native", "int4"])
 @pytest.mark.parametrize("break_ring", [without_wait_for_fetch, without_after, without_read_out_wait])
-def test_a_missing_wait_is_seen(model: Any, break_ring: Callable[[ScratchRing], None]):
+def test_a_missing_wait_is_seen(
+    model: Any, monkeypatch: pytest.MonkeyPatch, host_dtype: Any, break_ring: Callable[[pytest.MonkeyPatch], None]
+):
     """Each wait is needed: without it some schedule gives other logits."""
-    _, expected_logits = dynamic(model)
-
-    def differs(seed: int) -> bool:
-        cache = Streamed(StreamedSpec(prefetch_layers=1)).build_cache(model.config, DelayedLink(seed), CAPACITY)
-        break_ring(cache.layers[0].ring)
-        return not torch.equal(run(model, cache)[1], expected_logits)
-
-    assert any(differs(seed) for seed in range(8))
+    spec = StreamedSpec(host_dtype=host_dtype, resident_share=0.25)
+    expected_logits = run_streamed(model, spec)[1]
+    break_ring(monkeypatch)
+    seen = (run_streamed(model, spec, DelayedLink(seed))[1] for seed in range(24))
+    assert any(not torch.equal(logits, expected_logits) for logits in seen)
 
 
 def test_each_step_writes_back_one_token_and_fetches_the_prefix_once(model: Any):
@@ -207,20 +231,24 @@ def test_beam_search_and_cropping_are_refused(model: Any):
             cache.crop(-1)
 
 
+def streamed_layers(link: Any, num_layers: int, capacity_tokens: int, **knobs: Any) -> list[StreamedLayer]:
+    placement = Placement(link, StreamedSpec(**knobs), num_layers, capacity_tokens)
+    return [StreamedLayer(placement, index) for index in range(num_layers)]
+
+
 def test_layers_out_of_turn_are_refused():
     with CpuDevice().open_link(timed=False) as link:
-        ring = ScratchRing(link, num_layers=2, prefetch_layers=1, capacity_tokens=4)
-        cache = Cache(layers=[StreamedLayer(ring), StreamedLayer(ring)])
+        cache = Cache(layers=streamed_layers(link, num_layers=2, capacity_tokens=6))
         states = torch.ones(1, 1, 2, 4)
-        cache.update(states, states, 0)
+        for layer in (0, 1, 0):
+            cache.update(states, states, layer)
         with pytest.raises(RuntimeError, match="out of turn"):
             cache.update(states, states, 0)
 
 
 def test_keys_and_values_may_differ_in_head_dim():
     with CpuDevice().open_link(timed=False) as link:
-        ring = ScratchRing(link, num_layers=1, prefetch_layers=1, capacity_tokens=5)
-        layer = StreamedLayer(ring)
+        (layer,) = streamed_layers(link, num_layers=1, capacity_tokens=5)
         keys, values = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 4, 10)
         layer.update(keys, values)
         step_keys, step_values = torch.randn(2, 3, 1, 6), torch.randn(2, 3, 1, 10)
@@ -249,3 +277,35 @@ def test_sliding_layers_stay_resident():
         cache = Streamed(StreamedSpec()).build_cache(config, link, CAPACITY)
         assert [isinstance(layer, StreamedLayer) for layer in cache.layers] == [False, True, False, True]
         assert torch.equal(run(model, cache)[1], expected)
+
+
+STEPS = {"int8": 255, "int4": 15}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("host_dtype", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(64, 64), (128, 128), (96, 40), (5, 3), (192, 0)])
+def test_a_quantized_row_comes_back_close(dtype: torch.dtype, host_dtype: Any, key_dim: int, value_dim: int):
+    """Within half a step of its group, or 1/16 of an fp8 value, and what rounding scale and offset adds."""
+    torch.manual_seed(0)
+    row_format = RowFormat(2, 3, key_dim, value_dim, dtype, torch.device("cpu"), host_dtype)
+    rows = (torch.randn(7, row_format.row_values) * 3 + 1).to(dtype)
+    rows[3] = 2.5  # a group without a range
+    rows[4] = 0.0
+    host = torch.full(row_format.host_shape(7), 0xFF, dtype=torch.uint8)
+    row_format.quantize(rows, host)
+    back = torch.full_like(rows, float("nan"))
+    row_format.dequantize(host, back)
+    parts = zip(row_format.keys_and_values(rows), row_format.keys_and_values(back), strict=True)
+    for values, read in (part for part in parts if part[0].shape[-1]):
+        group = 64 if values.shape[-1] % 64 == 0 else values.shape[-1]
+        error = (read.double() - values.double()).abs().reshape(-1, group)
+        grouped = values.double().reshape(-1, group)
+        rounding = torch.finfo(dtype).eps * grouped.abs().amax(-1, keepdim=True)
+        if host_dtype == "fp8":
+            assert (error <= grouped.abs() / 16 + grouped.abs().amax(-1, keepdim=True) / 448 / 512 + rounding).all()
+        else:
+            span = grouped.amax(-1, keepdim=True) - grouped.amin(-1, keepdim=True)
+            assert (error <= span / STEPS[host_dtype] / 2 * 1.01 + 2 * rounding).all()
+    assert torch.equal(back[3], rows[3])
+    assert torch.equal(back[4], rows[4])

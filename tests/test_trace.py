@@ -87,7 +87,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "llama4_text",
     )
 } | {"gemma3": IMAGE_MODEL}
-RUN_ON_CPU = (DynamicSpec(), StaticSpec(), StreamedSpec(), QuantizedSpec(backend="fp8"))
+RUN_ON_CPU = (
+    DynamicSpec(),
+    StaticSpec(),
+    StreamedSpec(),
+    StreamedSpec(prefetch_layers=1, resident_share=0.25),
+    StreamedSpec(prefetch_layers=1, host_dtype="int4"),
+    QuantizedSpec(backend="fp8"),
+)
 LLAMA_8B = {
     "num_hidden_layers": 32,
     "hidden_size": 4096,
@@ -328,7 +335,7 @@ def test_contributors_add_up_to_the_peak_and_name_modules():
 
 @pytest.mark.parametrize(
     ("strategy", "device_layers", "host_layers"),
-    [(DynamicSpec(), 4, 0), (StaticSpec(), 4, 0), (StreamedSpec(), 2, 4), (OffloadedSpec(), 1, 3)],
+    [(DynamicSpec(), 4, 0), (StaticSpec(), 4, 0), (StreamedSpec(), 3, 4), (OffloadedSpec(), 1, 3)],
     ids=lambda value: getattr(value, "label", None),
 )
 def test_payloads_are_the_arithmetic_to_the_byte(strategy: StrategySpec, device_layers: int, host_layers: int):
@@ -632,3 +639,40 @@ def test_the_least_that_experts_read_is_one_tokens(model_type: str):
     )
     row_bytes = model.config.hidden_size * 2
     assert eight - one == 7 * row_bytes
+
+
+def test_streaming_moves_half_of_what_offloading_does_and_int4_less_than_a_third_of_that():
+    """At 32,768 tokens: offloading moves 2S + 1 tokens a layer, streaming S + 1; int4 4.5 bits for every 16."""
+    dataless = build("llama", LLAMA_8B)
+    work = Workload(batch_size=1, prompt_tokens=32_768, output_tokens=6)
+
+    def moved_bytes(strategy: StrategySpec) -> int:
+        step = trace_strategy(dataless, strategy, work).busiest_step
+        return step.h2d_bytes + step.d2h_bytes
+
+    native = moved_bytes(StreamedSpec())
+    assert native == 4096 * (32 * (32_768 + 3) + 2 + 32), "two layers are fetched for the next step, a token longer"
+    assert moved_bytes(OffloadedSpec()) / native >= 1.99
+    assert moved_bytes(StreamedSpec(host_dtype="int4")) == native * 9 // 32 <= 0.29 * native
+
+
+@pytest.mark.parametrize("host_dtype", ["native", "int4"])
+def test_the_device_peak_is_resident_layers_the_ring_and_one_step(host_dtype: Any):
+    """Whatever the share, what is left after the buffers is the same step, in the trace and in a run, to the byte."""
+    sizes = MODELS["llama"] | {"num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}
+    real, dataless = (build("llama", sizes, with_data=with_data) for with_data in (True, False))
+    work = workload(4)
+    layer_bytes = LLAMA_TOKEN_BYTES * work.cached_tokens
+    heads = BATCH * 2  # of keys and of values alike, 12 values each
+    host_layer_bytes = 2 * heads * (6 + 2 * 2) * work.cached_tokens
+    steps = set()
+    for resident in (0, 1, 4, 5):
+        spec = StreamedSpec(prefetch_layers=1, resident_share=resident / 8, host_dtype=host_dtype)
+        scratch_bytes = 2 * layer_bytes if host_dtype == "native" else layer_bytes + host_layer_bytes
+        buffers_bytes = resident * layer_bytes + scratch_bytes
+        traced = trace_strategy(dataless, spec, work, device="cpu")
+        peaks = [step.peak_device_bytes for step in traced.steps]
+        assert peaks == [peak for _, peak, _ in run_tracked(real, spec, work)[1:]]
+        steps.add(peaks[-2] - buffers_bytes - traced.weights_bytes)
+    assert len(steps) == 1
+    assert 0 < steps.pop() < layer_bytes

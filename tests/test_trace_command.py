@@ -69,13 +69,43 @@ class TestContract:
         assert "full attention" in quantized["refusal"]
         assert quantized["prefill"] is None
 
-    def test_the_ratio_of_bytes_moved(self, tiny: tuple[str, ...]):
-        """Streamed fetches 41 tokens and writes one; offloaded moves all of them both ways."""
-        offloaded, streamed = trace(*tiny, "--strategy", "offloaded,streamed")["strategies"]
+    def test_the_ratio_of_bytes_moved(self, tiny: tuple[str, ...], tiny_config_dir: Path, tmp_path: Path):
+        """Streamed fetches 41 tokens and writes one; offloaded moves all of them both ways. Six layers, three slots."""
+        fields = json.loads((tiny_config_dir / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": 6, "layer_types": None}))
+        arguments = ("--model", str(tmp_path), *tiny[2:])
+        offloaded, streamed = trace(*arguments, "--strategy", "offloaded,streamed")["strategies"]
         assert offloaded["moved_ratio"] == 1
         moved = [each["decode"]["h2d_bytes"] + each["decode"]["d2h_bytes"] for each in (streamed, offloaded)]
         assert streamed["moved_ratio"] == pytest.approx(moved[0] / moved[1])
         assert 0.4 < streamed["moved_ratio"] < 0.6
+
+    def test_auto_takes_the_layers_that_a_budget_leaves(self, tiny: tuple[str, ...], tmp_path: Path):
+        """Of the peak without and with all layers resident, a budget in between lets some of them be, and no more."""
+        fields = json.loads((Path(tiny[1]) / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": 6, "layer_types": None}))
+        arguments = ("--model", str(tmp_path), *tiny[2:], "--batch-size", "64")
+
+        def peak_bytes(share: float) -> int:
+            (cell,) = trace(*arguments, "--strategy", f"streamed:prefetch_layers=1,resident_share={share}")[
+                "strategies"
+            ]
+            return max(cell["prefill"]["peak_device_bytes"], cell["decode"]["peak_device_bytes"])
+
+        budget_bytes = (peak_bytes(2 / 6) + peak_bytes(3 / 6)) // 2
+        options = ("--vram-gib", str(budget_bytes / 2**30), "--runtime-gib", "0", "--reserve-gib", "0")
+        (cell,) = trace(*arguments, *options, "--strategy", "streamed:prefetch_layers=1,resident_share=auto")[
+            "strategies"
+        ]
+        assert cell["strategy"] == "streamed-ahead1-residentauto"
+        assert max(cell["prefill"]["peak_device_bytes"], cell["decode"]["peak_device_bytes"]) == peak_bytes(2 / 6)
+        assert cell["admission"]["limit"] > 64, "the most sessions fit where none is resident"
+
+    def test_auto_needs_a_budget(self, tiny: tuple[str, ...]):
+        result = invoke(*tiny, "--strategy", "streamed:resident_share=auto")
+        assert result.exit_code == 2
+        assert "resident_share: 'auto'" in result.stderr
+        assert "--vram-gib" in result.stderr
 
     def test_decodes_peak_is_that_of_the_flush(self, tiny: tuple[str, ...]):
         """130 steps: the 128th quantizes everything anew, and the last does not."""

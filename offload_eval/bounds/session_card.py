@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from offload_eval.bounds.cached_layers import CachedLayers, Lengths, count_layers, row_values
+from offload_eval.bounds.host_rows import host_head_bytes, num_resident, num_slots
 from offload_eval.bounds.kv_format import FP8_SCALE_BYTES_PER_LAYER
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.core.experiment import (
@@ -245,25 +246,50 @@ def _streamed(layers: CachedLayers, lengths: Lengths, strategy: StrategySpec) ->
         return f"{_kinds(layers.others)} layers cannot be streamed"
     if len(rows) != 1:
         return "layers of different rows cannot share a scratch" if rows else "no layer of full attention to stream"
-    tokens = lengths.cached_tokens
-    slots = min(strategy.prefetch_layers + 1, layers.count)
-    scratch_bytes = slots * tokens * layers.widest_row_bytes
-    with_step = lengths.steps > 0
-    resident = (f"{count_layers(layers.others)} layers without full attention stay on the device.",)
+    tokens, (kv_heads, key_dim, value_dim) = lengths.cached_tokens, rows.pop()
+    head_bytes = (host_head_bytes(strategy.host_dtype, dim, layers.bits // 8) for dim in (key_dim, value_dim))
+    host_row_bytes = kv_heads * sum(head_bytes)
+    resident = _resident_of_a_share(strategy, layers.count)
+    streamed = layers.count - resident
+    slots = num_slots(strategy, streamed)
+    working = int(strategy.host_dtype != "native" and streamed > 0)
+    moves = (lengths.steps > 0) & (streamed > 0)
+    others = (f"{count_layers(layers.others)} layers without full attention stay on the device.",)
+    scratch_bytes = tokens * ((resident + working) * layers.widest_row_bytes + slots * host_row_bytes)
     return SessionCard(
         device_bytes=scratch_bytes + layers.held_bytes(layers.others, tokens),
         device_peak_bytes=scratch_bytes + layers.peak_bytes(layers.others, lengths),
-        host_bytes=tokens * layers.bytes_a_token,
-        host_buffers=(HostBuffers(count=layers.count, bytes=tokens * layers.widest_row_bytes),),
-        h2d_bytes=np.where(with_step, (tokens - 1) * layers.bytes_a_token, 0),
-        d2h_bytes=np.where(with_step, layers.bytes_a_token, 0),
+        device_fixed_bytes=strategy.resident_bytes or 0,
+        host_bytes=streamed * tokens * host_row_bytes,
+        host_buffers=(HostBuffers(count=streamed, bytes=tokens * host_row_bytes),) if streamed else (),
+        h2d_bytes=np.where(moves & (streamed > slots), (tokens - 1) * streamed * host_row_bytes, 0),
+        d2h_bytes=np.where(moves, streamed * host_row_bytes, 0),
         assumptions=(
             f"{slots} scratch layers are on the device; only new tokens are written back.",
-            *(resident if layers.others else ()),
+            *_streamed_assumptions(strategy, resident),
+            *(others if layers.others else ()),
             *_other_layers(layers),
         ),
         source="offload_eval.strategies.streamed",
     )
+
+
+def _resident_of_a_share(strategy: StreamedSpec, num_layers: int) -> int:
+    """Resident layers as far as they do not depend on the batch."""
+    if strategy.resident_bytes is not None or strategy.resident_share == "auto":
+        return 0
+    return num_resident(strategy, num_layers, 1)
+
+
+def _streamed_assumptions(strategy: StreamedSpec, resident: int) -> Iterator[str]:
+    if resident:
+        yield f"{resident} full-attention layers are resident, in buffers for every token of the workload."
+    if strategy.resident_share == "auto":
+        yield "auto keeps resident what room a trace finds; here no layer is, so that the most sessions fit."
+    if strategy.resident_bytes is not None:
+        yield "resident_bytes are counted as taken in full; host memory and transfers as if no layer were resident."
+    if strategy.host_dtype != "native":
+        yield f"{strategy.host_dtype} rows with their scales cross the link; one layer is read back at a time."
 
 
 def _quantized(layers: CachedLayers, lengths: Lengths, strategy: StrategySpec) -> SessionCard | Refusal:

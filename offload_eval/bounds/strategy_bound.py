@@ -2,10 +2,12 @@
 
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from offload_eval.bounds.admission import admission_limit
-from offload_eval.bounds.cached_layers import Lengths, workload_lengths
+from offload_eval.bounds.cached_layers import CachedLayers, Lengths, workload_lengths
+from offload_eval.bounds.host_rows import num_resident
 from offload_eval.bounds.session_card import session_card
 from offload_eval.core.experiment import (
     BITS_PER_VALUE,
@@ -48,7 +50,8 @@ def kv_device_bytes_after(spec: RunSpec, model: ModelFacts, step: int) -> int | 
     lengths = workload_lengths(workload)
     if not isinstance(spec.strategy, _WHOLE_FROM_THE_START):
         lengths = Lengths(prompt_tokens=lengths.prompt_tokens, output_tokens=np.asarray(step + 1))
-    card = session_card(model.shape, BITS_PER_VALUE[spec.model.dtype], lengths, spec.strategy)
+    bits = BITS_PER_VALUE[spec.model.dtype]
+    card = session_card(model.shape, bits, lengths, _of_known_batch(spec.strategy, model.shape, bits, workload))
     if isinstance(card, str):
         return None
     return workload.batch_size * int(card.device_bytes) + card.device_fixed_bytes
@@ -77,15 +80,17 @@ def strategy_bound(
         None where `session_card` has none.
     """
     bits = BITS_PER_VALUE[dtype]
-    card = session_card(shape, bits, workload_lengths(workload), strategy)
-    if isinstance(card, str):
+    known = _of_known_batch(strategy, shape, bits, workload)
+    card = session_card(shape, bits, workload_lengths(workload), known)
+    of_any_batch = session_card(shape, bits, workload_lengths(workload), strategy)
+    if isinstance(card, str) or isinstance(of_any_batch, str):
         return None
     sessions = admission_limit(
         budget.device_bytes,
         budget.weights_bytes or weights_bytes,
         budget.runtime_bytes,
-        budget.reserve_bytes + card.device_fixed_bytes,
-        int(card.device_peak_bytes),
+        budget.reserve_bytes + of_any_batch.device_fixed_bytes,
+        int(of_any_batch.device_peak_bytes),
     )
     return Bound(
         kv_device_bytes_per_session=int(card.device_bytes),
@@ -103,3 +108,15 @@ def strategy_bound(
         ),
         source=card.source,
     )
+
+
+def _of_known_batch(strategy: StrategySpec, shape: ModelShape, bits: int, workload: Workload) -> StrategySpec:
+    """Resident bytes as the share of layers that they hold at this batch."""
+    if not isinstance(strategy, StreamedSpec) or strategy.resident_bytes is None:
+        return strategy
+    layers = CachedLayers(shape, bits, None)
+    layer_bytes = workload.batch_size * workload.cached_tokens * layers.widest_row_bytes
+    if not layer_bytes:
+        return strategy
+    share = num_resident(strategy, layers.count, layer_bytes) / layers.count
+    return msgspec.structs.replace(strategy, resident_bytes=None, resident_share=share)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 import torch
@@ -11,7 +11,7 @@ from offload_eval.bounds.latency import bound_latency, check_hardware
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.option_types import Typed
 from offload_eval.cli.trace_inputs import TraceRequest, trace_request
-from offload_eval.core.experiment import StrategySpec, Workload
+from offload_eval.core.experiment import DeviceName, StrategySpec, StreamedSpec, Workload, is_auto
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.trace import Trace, TracedCell
 from offload_eval.errors import ExitCode, InputError, UnableError
@@ -19,6 +19,7 @@ from offload_eval.execution.model_loading import build_traceable, load_config
 from offload_eval.reporting.trace_text import moved_ratio, render_traces
 from offload_eval.store.hardware_file import load_hardware
 from offload_eval.tracing.admission import trace_admission
+from offload_eval.tracing.residency import resolve_auto
 from offload_eval.tracing.trace import trace_strategy
 
 _TEXT_ALONE: Final = "Text alone is traced: a vision tower's weights count, and compute nothing."
@@ -103,14 +104,14 @@ class _Tracing:
     def _cell(self, workload: Workload, strategy: StrategySpec) -> TracedCell:
         cell = TracedCell(kind=strategy.kind, strategy=strategy.label, workload=workload.label)
         request = self.request
+        how: _How = {"device": request.device, "prefill_chunk_tokens": self.prefill_chunk_tokens}
         try:
-            trace = trace_strategy(
-                self.model,
-                strategy,
-                workload,
-                device=request.device,
-                prefill_chunk_tokens=self.prefill_chunk_tokens,
-            )
+            asked = strategy
+            if isinstance(strategy, StreamedSpec) and is_auto(strategy):
+                assert request.available_bytes is not None, "a request without a budget has no auto"
+                asked = resolve_auto(self.model, strategy, workload, request.available_bytes, **how)
+                strategy = msgspec.structs.replace(asked, resident_share=0.0)  # the most sessions fit without any
+            trace = trace_strategy(self.model, asked, workload, **how)
         except UnableError as error:
             return msgspec.structs.replace(cell, refusal=str(error))
         if self.hardware is not None:
@@ -129,11 +130,16 @@ class _Tracing:
                 self.request.available_bytes,
                 device=self.request.device,
                 prefill_chunk_tokens=self.prefill_chunk_tokens,
-                first=cell.trace,
+                first=cell.trace if cell.trace is not None and cell.trace.strategy == strategy else None,
             )
         except UnableError as error:
             return msgspec.structs.replace(cell, admission_refusal=str(error))
         return msgspec.structs.replace(cell, admission=admission)
+
+
+class _How(TypedDict):
+    device: DeviceName
+    prefill_chunk_tokens: int | None
 
 
 class _NoStatus:

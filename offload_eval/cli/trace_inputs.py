@@ -20,6 +20,7 @@ from offload_eval.core.experiment import (
     StaticSpec,
     StrategySpec,
     Workload,
+    is_auto,
 )
 from offload_eval.core.plan import PagingSpec, PartitionSpec
 from offload_eval.core.shape import ModelShape
@@ -80,6 +81,12 @@ def trace_request(typed: Typed, device: str) -> TraceRequest:
         attention_is_default="attn" not in options and (typed.model is not None or "model" not in given),
         notes=(_ONE_DEVICE,) if asked.plan.partition != PartitionSpec() else (),
     )
+    auto = next((each.label for each in request.strategies if is_auto(each)), None)
+    if auto is not None and request.available_bytes is None:
+        raise InputError(
+            f"{auto}: resident_share: 'auto' takes what a budget leaves, and there is none; give --vram-gib, or a "
+            "share from 0 to 1"
+        )
     num_traces = len(request.workloads) * len(request.strategies)
     if num_traces > MOST_TRACES:
         raise InputError(f"{num_traces:,} traces take too long; allowed: at most {MOST_TRACES}")

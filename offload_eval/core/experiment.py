@@ -156,8 +156,10 @@ class StreamedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="str
 
     kind: ClassVar[str] = "streamed"
     name: Name | None = None
-    prefetch_layers: PositiveInt = 1
-    """Layers fetched ahead of the one that computes; the device holds one scratch layer more."""
+    prefetch_layers: PositiveInt = 2
+    """Layers fetched ahead of the one that computes; the device holds one scratch layer more. The link is idle while
+    nothing is left to fetch ahead, as through a long output head: where copying takes about as long as computing, one
+    layer ahead is not enough."""
     resident_share: Literal["auto"] | Annotated[float, Meta(ge=0, le=1)] | None = None
     """Share of the full-attention layers whose KV stays on the device, evenly among the others, rounded down to whole
     layers; `auto`: as many as the budget leaves room for, by trace. None: none, or what `resident_bytes` says."""
@@ -175,7 +177,7 @@ class StreamedSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="str
     def label(self) -> str:
         """The name, or the kind with what differs from the default."""
         parts = [
-            *([] if self.prefetch_layers == 1 else [f"ahead{self.prefetch_layers}"]),
+            *([] if self.prefetch_layers == 2 else [f"ahead{self.prefetch_layers}"]),
             *([] if self.resident_share is None else [f"resident{_short(self.resident_share)}"]),
             *([] if self.resident_bytes is None else [f"residentbytes{self.resident_bytes}"]),
             *([] if self.host_dtype == "native" else [self.host_dtype]),
@@ -299,6 +301,11 @@ class RunSpec(Strict, frozen=True, kw_only=True):
 
 def _short(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
+
+
+def is_auto(strategy: StrategySpec) -> bool:
+    """Whether a strategy leaves its resident share to a budget."""
+    return isinstance(strategy, StreamedSpec) and strategy.resident_share == "auto"
 
 
 def content_hash(value: object) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from offload_eval.core.experiment import CpuSpec, DeviceName, ModelSpec, RunSpec
+from offload_eval.core.experiment import CpuSpec, DeviceName, ModelSpec, RunSpec, StrategySpec, Workload
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import Conditions, Evidence, Failure, FidelitySample, Status, TrialSample
 from offload_eval.core.shape import ModelFacts
@@ -29,6 +29,12 @@ class Preflight:
     """Prompt tokens `[batch, prompt_tokens]` by workload label."""
     refusals: dict[tuple[str, str], str | None]
     """Why a strategy cannot run a workload here, by workload and strategy label; None where it can."""
+    resolved: dict[tuple[str, str], StrategySpec] = field(default_factory=dict)
+    """What stands for a strategy that leaves a choice to the budget, by workload and strategy label."""
+
+    def strategy(self, workload: Workload, strategy: StrategySpec) -> StrategySpec:
+        """The strategy as it runs a workload."""
+        return self.resolved.get((workload.label, strategy.label), strategy)
 
 
 @dataclass(frozen=True)

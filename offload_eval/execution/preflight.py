@@ -1,13 +1,17 @@
 """Everything that can be refused before a model is loaded, in one process that touches no weights."""
 
-from offload_eval.core.experiment import Experiment
-from offload_eval.errors import InputError
+from collections.abc import Mapping
+from typing import Any
+
+from offload_eval.core.experiment import DeviceName, Experiment, StrategySpec, StreamedSpec, is_auto
+from offload_eval.errors import InputError, UnableError
 from offload_eval.execution.devices import accelerator_uuid, resolve_device
 from offload_eval.execution.messages import Preflight
-from offload_eval.execution.model_loading import load_config, read_model_facts
+from offload_eval.execution.model_loading import build_traceable, load_config, read_model_facts
 from offload_eval.execution.prompts import prepare_prompts
 from offload_eval.instruments.environment import read_machine
 from offload_eval.strategies.registry import load_strategy
+from offload_eval.tracing.residency import resolve_auto
 
 
 def run_preflight(experiment: Experiment) -> Preflight:
@@ -36,11 +40,34 @@ def run_preflight(experiment: Experiment) -> Preflight:
         for workload in experiment.workloads
         for strategy in experiment.strategies
     }
+    autos = _resolve_autos(experiment, config, device, refusals)
     return Preflight(
         device=device,
         evidence="measured" if device == "cuda" else "emulated",
         machine=machine,
         model=model,
         prompts=prepare_prompts(experiment, model),
-        refusals=refusals,
+        refusals=refusals | {cell: answer for cell, answer in autos.items() if isinstance(answer, str)},
+        resolved={cell: answer for cell, answer in autos.items() if not isinstance(answer, str)},
     )
+
+
+def _resolve_autos(
+    experiment: Experiment, config: Any, device: DeviceName, refusals: Mapping[tuple[str, str], str | None]
+) -> dict[tuple[str, str], StrategySpec | str]:
+    """What stands for each `resident_share: auto`, by workload and strategy label, or why nothing can."""
+    strategies = [each for each in experiment.strategies if isinstance(each, StreamedSpec) and is_auto(each)]
+    model = build_traceable(experiment.model, config) if strategies else None
+    budget = experiment.budget
+    available_bytes = budget.device_bytes - budget.runtime_bytes - budget.reserve_bytes
+    answers: dict[tuple[str, str], StrategySpec | str] = {}
+    for strategy in strategies:
+        for workload in experiment.workloads:
+            cell = (workload.label, strategy.label)
+            if refusals[cell] is not None:
+                continue
+            try:
+                answers[cell] = resolve_auto(model, strategy, workload, available_bytes, device=device)
+            except UnableError as error:
+                answers[cell] = f"resident_share: auto is resolved by a trace, and there is none: {error}"
+    return answers

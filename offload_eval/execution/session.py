@@ -65,8 +65,8 @@ def expand_cells(experiment: Experiment, preflight: Preflight) -> list[RunSpec]:
             cpu=experiment.cpu,
             budget=experiment.budget,
             workload=workload,
-            strategy=strategy,
-            baseline=baseline,
+            strategy=preflight.strategy(workload, strategy),
+            baseline=preflight.strategy(workload, baseline),
             measurement=experiment.measurement,
         )
         for strategy in strategies
@@ -100,7 +100,7 @@ class Session:
             self._trace(cells, records)
         try:
             self._restore_references(missing)
-            for _, strategy_cells in groupby(cells, key=lambda spec: spec.strategy):
+            for _, strategy_cells in groupby(cells, key=lambda spec: spec.strategy.label):
                 for spec in strategy_cells:
                     if self._must_run(spec, records):
                         self._keep(spec, self._run_cell(spec))

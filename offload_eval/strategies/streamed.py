@@ -1,23 +1,26 @@
 """Our offload: KV lives on the host, new tokens alone are written back, layers are fetched ahead of use.
 
-Layout: a layer's rows, `[capacity, batch, kv_heads, key_head_dim + value_head_dim]`, one row a token, on the host
-and in the device's scratch alike. Any range of tokens is one contiguous piece, so an append and a prefetch are
-one copy each. Attention reads the scratch as strided views `[batch, kv_heads, tokens, head_dim]`.
+Layout: a layer is rows, `[capacity, row_values]`, one a token, on the host and on the device alike (`host_rows.py`).
+Any range of tokens is one contiguous piece, so an append and a prefetch are one copy each. Attention reads the rows as
+strided views `[batch, kv_heads, tokens, head_dim]`.
 
-Shape suffixes: T tokens, B batch, H kv_heads, D head_dim, E key_head_dim + value_head_dim.
+Shape suffixes: T tokens, B batch, H kv_heads, D head_dim, R values of a row.
 """
 
 from typing import Any, ClassVar
 
 import torch
 
+from offload_eval.bounds.host_rows import is_resident, num_resident
 from offload_eval.core.experiment import DeviceName, StreamedSpec, Workload
-from offload_eval.strategies.link import Link, Transfer
+from offload_eval.strategies.host_rows import RowFormat
+from offload_eval.strategies.link import Link
+from offload_eval.strategies.scratch_ring import HostRows, ScratchRing
 from offload_eval.strategies.upstream import Cache, DynamicCache, DynamicLayer
 
 
 class Streamed:
-    """Layers of full attention are streamed; layers that keep a window or a state stay on the device."""
+    """Full-attention layers are streamed, but for those that are resident; windows and states stay on the device."""
 
     uses_link: ClassVar[bool] = True
 
@@ -30,8 +33,7 @@ class Streamed:
             return "the streamed cache has no cross-attention: encoder-decoder models are not supported"
         if getattr(config.get_text_config(decoder=True), "num_kv_shared_layers", None):
             return "later layers of this model read the KV of earlier ones, which the scratch ring has reused by then"
-        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
-        if not any(type(layer) is DynamicLayer for layer in layers):
+        if not num_streamable(config):
             return "the model has no layer of full attention to stream"
         return None
 
@@ -39,44 +41,139 @@ class Streamed:
         """Nothing to load."""
 
     def build_cache(self, config: Any, link: Link, capacity_tokens: int) -> Any:
-        """Upstream's own cache, with every full-attention layer replaced by a streamed one."""
+        """Upstream's own cache, with every full-attention layer replaced by one that is streamed or resident."""
         layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
-        num_streamed = sum(type(layer) is DynamicLayer for layer in layers)
-        ring = ScratchRing(link, num_streamed, self.spec.prefetch_layers, capacity_tokens)
-        return Cache(layers=[StreamedLayer(ring) if type(layer) is DynamicLayer else layer for layer in layers])
+        num_layers = num_streamable(config)
+        placement = Placement(link, self.spec, num_layers, capacity_tokens)
+        indices = iter(range(num_layers))
+        return Cache(
+            layers=[
+                StreamedLayer(placement, next(indices)) if type(layer) is DynamicLayer else layer for layer in layers
+            ]
+        )
 
 
-class HostRows:
-    """One layer's KV in host memory: what the ring needs to know of a layer. It refers back to nothing."""
+def num_streamable(config: Any) -> int:
+    """Layers of full attention: those that can be streamed."""
+    layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+    return sum(type(layer) is DynamicLayer for layer in layers)
 
-    def __init__(self) -> None:
-        self.buffer_TBHE: torch.Tensor | None = None
+
+class Placement:
+    """Where each full-attention layer's KV lives, decided when the first one's form is known; a ring a device."""
+
+    def __init__(self, link: Link, spec: StreamedSpec, num_layers: int, capacity_tokens: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self._link = link
+        self._spec = spec
+        self._num_layers = num_layers
+        self._num_resident: int | None = None
+        self._rings: dict[torch.device, ScratchRing] = {}
+
+    def place(self, index: int, row_format: RowFormat) -> "ResidentRows | StreamedRows":
+        """Allocates what a layer's KV needs on both tiers.
+
+        Args:
+            index: Of the layer among those of full attention.
+            row_format: The form of its rows.
+        """
+        if self._num_resident is None:
+            layer_bytes = self.capacity_tokens * row_format.row_values * row_format.dtype.itemsize
+            self._num_resident = num_resident(self._spec, self._num_layers, layer_bytes)
+        if is_resident(index, self._num_resident, self._num_layers):
+            return ResidentRows(row_format.empty_rows(self.capacity_tokens))
+        if row_format.device not in self._rings:
+            num_streamed = self._num_layers - self._num_resident
+            ring = ScratchRing(self._link, self._spec, num_streamed, self.capacity_tokens)
+            self._rings[row_format.device] = ring
+        return StreamedRows(self._rings[row_format.device], row_format)
+
+    @property
+    def host_dtype(self) -> Any:
+        """How streamed rows are kept."""
+        return self._spec.host_dtype
+
+
+class ResidentRows:
+    """One layer's KV in a device buffer of full length."""
+
+    def __init__(self, buffer_TR: torch.Tensor) -> None:
+        self._buffer_TR = buffer_TR
         self.length_tokens = 0
-        self.append: Transfer | None = None
-        """The latest copy into the buffer."""
+
+    def open(self) -> torch.Tensor:
+        """The rows, the layer's prefix in them."""
+        return self._buffer_TR
+
+    def append(self, new_TR: torch.Tensor) -> None:
+        """Keeps rows that have been written after the prefix."""
+        self.length_tokens += new_TR.shape[0]
+
+    def payload_tensors(self) -> list[torch.Tensor]:
+        """The buffer, whole: no other layer can use what is not filled."""
+        return [self._buffer_TR]
+
+    def restart(self) -> None:
+        """Forgets the tokens and keeps the buffer."""
+        self.length_tokens = 0
+
+
+class StreamedRows:
+    """One layer's KV on the host, visited through a ring of scratch."""
+
+    def __init__(self, ring: ScratchRing, row_format: RowFormat) -> None:
+        self.ring = ring
+        self._rows = HostRows()
+        self._ordinal = ring.enroll(self._rows, row_format)
+
+    @property
+    def length_tokens(self) -> int:
+        """Tokens held."""
+        return self._rows.length_tokens
+
+    def open(self) -> torch.Tensor:
+        """Scratch with the layer's prefix in it, until the ring comes round."""
+        return self.ring.checkout(self._ordinal)
+
+    def append(self, new_TR: torch.Tensor) -> None:
+        """Writes back rows that have been written after the prefix."""
+        self.ring.append(self._rows, new_TR)
+
+    def payload_tensors(self) -> list[torch.Tensor]:
+        """The rows in use on the host, and the ring's scratch, which all layers share."""
+        assert self._rows.buffer is not None
+        return [self._rows.buffer[: self.length_tokens], *self.ring.scratch]
+
+    def restart(self) -> None:
+        """Forgets the tokens, of every layer of the ring, and keeps the buffers."""
+        self.ring.restart()
 
 
 class StreamedLayer(DynamicLayer):  # type: ignore[misc]  # untyped upstream
-    """One layer of upstream's cache, whose KV is in host memory.
-
-    Computation visits the streamed layers of a ring in turn; `update` is one visit.
-    """
+    """One full-attention layer of upstream's cache, whose KV is where its placement says."""
 
     is_croppable = False
 
-    def __init__(self, ring: "ScratchRing") -> None:
+    def __init__(self, placement: Placement, index: int) -> None:
         super().__init__()
-        self.ring = ring
-        self.rows = HostRows()
-        self.ordinal = ring.enroll(self.rows)
+        self.placement = placement
+        self.index = index
+        self.rows: ResidentRows | StreamedRows | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocates the host rows, at full capacity and once."""
-        batch_size, kv_heads, _, self.key_head_dim = key_states.shape
-        row_shape = (batch_size, kv_heads, self.key_head_dim + value_states.shape[-1])
+        """Allocates at full capacity, and once."""
+        batch_size, kv_heads, _, key_head_dim = key_states.shape
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.rows.buffer_TBHE = self.ring.link.empty_host((self.ring.capacity_tokens, *row_shape), self.dtype)
-        self.ring.prepare(row_shape, self.dtype, self.device)
+        self.format = RowFormat(
+            batch_size=batch_size,
+            kv_heads=kv_heads,
+            key_head_dim=key_head_dim,
+            value_head_dim=value_states.shape[-1],
+            dtype=self.dtype,
+            device=self.device,
+            host_dtype=self.placement.host_dtype,
+        )
+        self.rows = self.placement.place(self.index, self.format)
         self.is_initialized = True
 
     def update(
@@ -84,42 +181,45 @@ class StreamedLayer(DynamicLayer):  # type: ignore[misc]  # untyped upstream
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends the new tokens, and returns all keys and values, on the device.
 
+        New tokens are returned as they came; those before them as the host keeps them.
+
         Args:
             key_states: `[batch, kv_heads, new_tokens, key_head_dim]`.
             value_states: `[batch, kv_heads, new_tokens, value_head_dim]`.
 
         Returns:
-            Views of the scratch, `[batch, kv_heads, tokens, head_dim]`, valid until the ring comes round.
+            Views `[batch, kv_heads, tokens, head_dim]`, valid until the next update.
 
         Raises:
             ValueError: The tokens would pass the capacity the cache was built for.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        assert self.rows is not None
+        capacity_tokens = self.placement.capacity_tokens
         start, end = self.rows.length_tokens, self.rows.length_tokens + key_states.shape[-2]
-        if end > self.ring.capacity_tokens:
-            raise ValueError(f"{end} tokens in a streamed cache built for {self.ring.capacity_tokens}")
-        scratch_TBHE = self.ring.checkout(self.ordinal)
-        new_TBHE = scratch_TBHE[start:end]
-        new_TBHE[..., : self.key_head_dim] = key_states.permute(2, 0, 1, 3)
-        new_TBHE[..., self.key_head_dim :] = value_states.permute(2, 0, 1, 3)
-        self.ring.append(self.rows, new_TBHE)
-        all_BHTE = scratch_TBHE[:end].permute(1, 2, 0, 3)
-        return all_BHTE[..., : self.key_head_dim], all_BHTE[..., self.key_head_dim :]
+        if end > capacity_tokens:
+            raise ValueError(f"{end} tokens in a streamed cache built for {capacity_tokens}")
+        rows_TR = self.rows.open()
+        new_TR = rows_TR[start:end]
+        for part_TBHD, states in zip(self.format.keys_and_values(new_TR), (key_states, value_states), strict=True):
+            part_TBHD.copy_(states.permute(2, 0, 1, 3))
+        self.rows.append(new_TR)
+        keys_TBHD, values_TBHD = self.format.keys_and_values(rows_TR[:end])
+        return keys_TBHD.permute(1, 2, 0, 3), values_TBHD.permute(1, 2, 0, 3)
 
     def get_seq_length(self) -> int:
         """Tokens held."""
-        return self.rows.length_tokens
+        return 0 if self.rows is None else self.rows.length_tokens
 
     def payload_tensors(self) -> list[torch.Tensor]:
-        """The rows in use on the host, and the ring's scratch, which all layers share."""
-        if self.rows.buffer_TBHE is None:
-            return []
-        return [self.rows.buffer_TBHE[: self.rows.length_tokens], *self.ring.slots]
+        """What the layer holds on both tiers, and the scratch it shares."""
+        return [] if self.rows is None else self.rows.payload_tensors()
 
     def reset(self) -> None:
         """Forgets the tokens and keeps the buffers."""
-        self.ring.restart()
+        if self.rows is not None:
+            self.rows.restart()
 
     def crop(self, *_args: Any, **_kwargs: Any) -> None:
         """Refuses: rows already on the host are not taken back."""
@@ -130,92 +230,3 @@ class StreamedLayer(DynamicLayer):  # type: ignore[misc]  # untyped upstream
         raise ValueError("a streamed cache cannot be reordered: beam search is not supported")
 
     batch_repeat_interleave = batch_select_indices = reorder_cache
-
-
-class ScratchRing:
-    """Device scratch for a few layers, reused in turn by all of them.
-
-    Visit v uses slot v % slots. While visit v computes, the prefix of visit v + slots - 1 is fetched into the slot
-    that visit v - 1 has just left: every earlier visit's attention is submitted by then, and the link starts a
-    copy after all computation submitted before it. That the fetch also waits for two appends makes the bytes
-    right: its own layer's last one (host rows complete) and the slot's last one (scratch rows read out).
-    """
-
-    def __init__(self, link: Link, num_layers: int, prefetch_layers: int, capacity_tokens: int) -> None:
-        self.link = link
-        self.capacity_tokens = capacity_tokens
-        self.num_slots = min(prefetch_layers + 1, num_layers)
-        self.slots: list[torch.Tensor] = []
-        self._layers: list[HostRows] = []
-        self._visit = 0
-        self._fetches: dict[int, Transfer] = {}
-        self._read_outs: dict[int, Transfer] = {}
-        """The latest append out of each slot."""
-
-    def enroll(self, rows: HostRows) -> int:
-        """Adds a layer, and returns its place in the turn."""
-        self._layers.append(rows)
-        return len(self._layers) - 1
-
-    def prepare(self, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        """Allocates the slots, once.
-
-        Raises:
-            ValueError: A layer's rows differ from those the slots were made for.
-        """
-        shape = (self.capacity_tokens, *row_shape)
-        if not self.slots:
-            self.slots = [torch.empty(shape, dtype=dtype, device=device) for _ in range(self.num_slots)]
-        elif self.slots[0].shape != shape or self.slots[0].device != device:
-            raise ValueError(f"streamed layers differ: rows {shape} on {device}, scratch {tuple(self.slots[0].shape)}")
-
-    def restart(self) -> None:
-        """Starts over with no tokens in any layer, once every copy under way is done."""
-        for transfer in (*self._fetches.values(), *self._read_outs.values()):
-            transfer.wait()
-        self._visit = 0
-        self._fetches.clear()
-        self._read_outs.clear()
-        for rows in self._layers:
-            rows.length_tokens, rows.append = 0, None
-
-    def checkout(self, ordinal: int) -> torch.Tensor:
-        """Returns the slot of this visit, with the layer's prefix in it for all later computation.
-
-        Raises:
-            RuntimeError: The model visits its layers in another order than the first time.
-        """
-        if self._visit % len(self._layers) != ordinal:
-            raise RuntimeError(
-                f"streamed layer {ordinal} was used out of turn (visit {self._visit} of {len(self._layers)} layers); "
-                "the model must use its layers in one fixed order"
-            )
-        slot = self._visit % self.num_slots
-        if self._visit not in self._fetches:
-            self._fetch(self._visit)
-        ready = self._fetches.pop(self._visit, None) or self._read_outs.get(slot)
-        if ready is not None:
-            ready.wait()
-        return self.slots[slot]
-
-    def append(self, rows: HostRows, new_TBHE: torch.Tensor) -> None:
-        """Writes the visit's new rows back, ends the visit, and fetches ahead into the slot that is free now."""
-        assert rows.buffer_TBHE is not None
-        end = rows.length_tokens + new_TBHE.shape[0]
-        rows.append = self.link.d2h(rows.buffer_TBHE[rows.length_tokens : end], new_TBHE)
-        rows.length_tokens = end
-        self._read_outs[self._visit % self.num_slots] = rows.append
-        ahead = self._visit + self.num_slots - 1
-        self._visit += 1
-        if ahead >= self._visit:
-            self._fetch(ahead)
-
-    def _fetch(self, visit: int) -> None:
-        """Submits the copy of a layer's prefix; a layer that is empty, or full and therefore done, has none."""
-        rows = self._layers[visit % len(self._layers)]
-        tokens = rows.length_tokens
-        if tokens == 0 or tokens >= self.capacity_tokens or rows.buffer_TBHE is None:
-            return
-        slot = visit % self.num_slots
-        after = [append for append in (rows.append, self._read_outs.get(slot)) if append is not None]
-        self._fetches[visit] = self.link.h2d(self.slots[slot][:tokens], rows.buffer_TBHE[:tokens], after)

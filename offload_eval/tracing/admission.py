@@ -62,18 +62,21 @@ def trace_admission(
     )
 
 
-def largest_that_fits(peak_bytes: Callable[[int], int], available_bytes: int, start: int) -> int:
+def largest_that_fits(
+    peak_bytes: Callable[[int], int], available_bytes: int, start: int, most: int = MOST_SESSIONS
+) -> int:
     """The largest count whose peak fits, of a peak that grows with it; 0 where not even 1 does.
 
     Args:
         peak_bytes: The peak at a count; asked once for each.
         available_bytes: What has to suffice.
         start: Where to begin.
+        most: The largest count that is asked for.
 
     Returns:
-        At most `MOST_SESSIONS`.
+        At most `most`.
     """
-    low, high = 0, MOST_SESSIONS + 1
+    low, high = 0, most + 1
     guess, seen = start, dict[int, int]()
     while high - low > 1:
         seen[guess] = peak_bytes(guess)
@@ -81,11 +84,11 @@ def largest_that_fits(peak_bytes: Callable[[int], int], available_bytes: int, st
             low = guess
         else:
             high = guess
-        guess = _next_guess(seen, available_bytes, low, high)
+        guess = _next_guess(seen, available_bytes, low, high, most)
     return low
 
 
-def _next_guess(seen: dict[int, int], available_bytes: int, low: int, high: int) -> int:
+def _next_guess(seen: dict[int, int], available_bytes: int, low: int, high: int, most: int) -> int:
     """Between what fits and what does not: where a line through two counts of one side meets the limit, or the middle.
 
     Two counts of one side mostly lie on one straight piece; a line across a bend would creep.
@@ -99,7 +102,7 @@ def _next_guess(seen: dict[int, int], available_bytes: int, low: int, high: int)
                 if low < guess < high:
                     return guess
     if not failing:
-        return MOST_SESSIONS if len(fitting) == 2 else min(2 * max(seen), MOST_SESSIONS)
+        return most if len(fitting) == 2 else min(2 * max(seen), most)
     return (low + high) // 2
 
 
