@@ -2,26 +2,31 @@
 
 import gc
 from collections.abc import Callable
+from pydoc_data.topics import topics
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from delayed_link import DelayedLink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_llama
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from offload_eval.core.experiment import DynamicSpec, StreamedSpec, Workload
-from offload_eval.execution.fidelity import LogitsRecorder
+from offload_eval.core.experiment import DynamicSpec, ModelSpec, QuantizedSpec, StreamedSpec, Workload
+from offload_eval.execution.fidelity import FidelityMeter, ForcedTokens, LogitsRecorder
+from offload_eval.execution.model_loading import load_model
 from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.strategies.base import kv_payload_bytes
 from offload_eval.strategies.dynamic import Dynamic
 from offload_eval.strategies.host_rows import RowFormat
+from offload_eval.strategies.quantized import Quantized
 from offload_eval.strategies.scratch_ring import ScratchRing
 from offload_eval.strategies.streamed import Placement, Streamed, StreamedLayer
-from offload_eval.strategies.upstream import Cache
+from offload_eval.strategies.upstream import Cache, DynamicCache, cache_argument
 
 PROMPT, OUTPUT, BATCH = 17, 9, 2
 CAPACITY = PROMPT + OUTPUT - 1
@@ -309,3 +314,91 @@ def test_a_quantized_row_comes_back_close(dtype: torch.dtype, host_dtype: Any, k
             assert (error <= span / STEPS[host_dtype] / 2 * 1.01 + 2 * rounding).all()
     assert torch.equal(back[3], rows[3])
     assert torch.equal(back[4], rows[4])
+
+
+def test_a_real_beam_search_is_refused_with_the_reason(model: Any):
+    with CpuDevice().open_link(timed=False) as link:
+        cache = Streamed(StreamedSpec()).build_cache(model.config, link, CAPACITY)
+        with pytest.raises(ValueError, match="beam search is not supported"):
+            model.generate(
+                torch.ones(1, PROMPT, dtype=torch.long),
+                num_beams=2,
+                max_new_tokens=4,
+                do_sample=False,
+                eos_token_id=None,
+                **{cache_argument(model): cache},
+            )
+
+
+class TwoDeviceLink(DelayedLink):
+    """Moves nothing to or from the second device, which has no data, and notes which tier's rows each copy is of."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.fetched_tokens: dict[str, list[int]] = {"cpu": [], "meta": []}
+
+    def h2d(self, device: torch.Tensor, host: torch.Tensor, after: Any = ()) -> Any:
+        self.fetched_tokens[device.device.type].append(device.shape[0])
+        return super().h2d(device, host if device.device.type == "cpu" else torch.empty_like(device), after)
+
+    def d2h(self, host: torch.Tensor, device: torch.Tensor, after: Any = ()) -> Any:
+        return super().d2h(host, device if device.device.type == "cpu" else torch.zeros_like(host), after)
+
+
+def test_layers_on_two_devices_have_a_ring_each():
+    """Six layers, the last three elsewhere: each device's three layers take turns in two slots of its own."""
+    link = TwoDeviceLink(seed=0)
+    layers = streamed_layers(link, num_layers=6, capacity_tokens=8, prefetch_layers=1)
+    states = {index: [] for index in range(3)}  # type: dict[int, list[torch.Tensor]]
+    for visit, tokens in enumerate((4, 1, 1)):
+        for index, layer in enumerate(layers):
+            device = "cpu" if index < 3 else "meta"
+            keys = torch.full((1, 2, tokens, 4), float(10 * visit + index), device=device)
+            all_keys, all_values = layer.update(keys, keys + 0.5)
+            if index < 3:
+                states[index].append(keys)
+                assert torch.equal(all_keys, torch.cat(states[index], dim=2))
+                assert torch.equal(all_values, torch.cat(states[index], dim=2) + 0.5)
+            else:
+                assert all_keys.shape == (1, 2, 4 + visit, 4)
+                assert all_keys.device.type == "meta"
+    rings = {layer.rows.ring for layer in layers}  # type: ignore[union-attr]
+    assert sorted(ring.slots[0].device.type for ring in rings) == ["cpu", "meta"]
+    assert {len(ring.slots) for ring in rings} == {2}
+    assert link.fetched_tokens["cpu"] == link.fetched_tokens["meta"]
+
+
+STATED_KL_NATS = {"int8": 0.003, "fp8": 0.008, "int4": 0.12}
+"""Mean over the steps after the prompt; README.md states it."""
+
+
+@pytest.fixture(scope="module")
+def real(demo_model: Any) -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
+    """The demo's model, a prompt, the baseline's tokens and its logits."""
+    real_model = load_model(ModelSpec(source=str(demo_model)), torch.device("cpu"))
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    prompt = tokenizer(topics["assert"] + topics["class"], return_tensors="pt").input_ids[:, :256]
+    logits = np.empty((48, 1, real_model.config.vocab_size), dtype=np.float32)
+    cache = DynamicCache(config=real_model.config)
+    tokens = generate(real_model, prompt, cache, 48, TokenClock(), [LogitsRecorder(logits)])
+    return real_model, prompt, tokens, logits
+
+
+def mean_kl_nats(real: tuple[Any, torch.Tensor, torch.Tensor, Any], cache: Any) -> float:
+    real_model, prompt, tokens, logits = real
+    meter = FidelityMeter(logits, tokens)
+    generate(real_model, prompt, cache, 48, TokenClock(), [meter, ForcedTokens(tokens)])
+    return fmean(meter.sample("baseline").kl_nats[1:])
+
+
+def test_quantized_host_rows_stay_within_the_stated_kl(real: Any):
+    """8 bits are no worse than upstream's fp8 cache; 4 bits are worse than 8, and cost what is stated at most."""
+    upstream = mean_kl_nats(real, Quantized(QuantizedSpec(backend="fp8")).build_cache(real[0].config, None, 303))
+    seen = {}
+    for host_dtype in STATED_KL_NATS:
+        with CpuDevice().open_link(timed=False) as link:
+            spec = StreamedSpec(host_dtype=host_dtype)  # type: ignore[arg-type]
+            seen[host_dtype] = mean_kl_nats(real, Streamed(spec).build_cache(real[0].config, link, 303))
+    assert all(0 < seen[name] <= stated for name, stated in STATED_KL_NATS.items()), seen
+    assert seen["int8"] < seen["fp8"] < 1.5 * upstream
+    assert seen["int4"] > seen["int8"]

@@ -70,7 +70,7 @@ class TestContract:
         assert quantized["prefill"] is None
 
     def test_the_ratio_of_bytes_moved(self, tiny: tuple[str, ...], tiny_config_dir: Path, tmp_path: Path):
-        """Streamed fetches 41 tokens and writes one; offloaded moves all of them both ways. Six layers, three slots."""
+        """Streamed fetches 41 tokens and writes one; offloaded moves all both ways. Six layers, three slots."""
         fields = json.loads((tiny_config_dir / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": 6, "layer_types": None}))
         arguments = ("--model", str(tmp_path), *tiny[2:])

@@ -106,12 +106,8 @@ def _without_none(declared: inspect.Type) -> inspect.Type:
 
 def _describe(declared: inspect.Type | None) -> str:
     match declared:
-        case inspect.IntType(ge=int(low), le=int(high)):
-            return f"an integer from {low} to {high}"
-        case inspect.IntType(ge=low):
-            return "an integer" if low is None else f"an integer >= {low}"
-        case inspect.FloatType(gt=low):
-            return "a number" if low is None else f"a number > {low:g}"
+        case inspect.IntType() | inspect.FloatType():
+            return _describe_number(declared)
         case inspect.BoolType():
             return "true or false"
         case inspect.StrType(pattern=None, min_length=shortest):
@@ -125,5 +121,30 @@ def _describe(declared: inspect.Type | None) -> str:
         case inspect.StructType():
             return f"a mapping with {', '.join(field.encode_name for field in declared.fields)}"
         case _:
-            kinds = ", ".join(str(member.tag) for member in _tagged(declared))
-            return f"a mapping with `kind`, one of {kinds}"
+            return _describe_union(declared)
+
+
+def _describe_number(declared: inspect.IntType | inspect.FloatType) -> str:
+    name = "an integer" if isinstance(declared, inspect.IntType) else "a number"
+    if declared.ge is not None and declared.le is not None:
+        return f"{name} from {_show(declared.ge)} to {_show(declared.le)}"
+    if declared.ge is not None:
+        return f"{name} >= {_show(declared.ge)}"
+    return name if declared.gt is None else f"{name} > {_show(declared.gt)}"
+
+
+def _show(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+def _describe_union(declared: inspect.Type | None) -> str:
+    """A mapping of some kind, or plain values."""
+    kinds = ", ".join(str(member.tag) for member in _tagged(declared))
+    if kinds or not isinstance(declared, inspect.UnionType):
+        return f"a mapping with `kind`, one of {kinds}"
+    members = sorted(declared.types, key=lambda member: isinstance(member, inspect.LiteralType))
+    plain = (member for member in members if not isinstance(member, inspect.NoneType))
+    return " or ".join(
+        ", ".join(map(str, each.values)) if isinstance(each, inspect.LiteralType) else _describe(each)
+        for each in plain
+    )
