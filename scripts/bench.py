@@ -10,6 +10,11 @@ plan_cells_per_s               cells of `plan` a second: 250 lengths x 1,000 bat
 trace_405b_s                   wall of a trace of Llama-3.1-405B at 131,072 tokens in its process, imports apart.
                                Goal 5.
 trace_405b_rss_bytes           that process's peak resident set. Goal 1.5 GiB.
+streamed_over_bound            streamed TPOT over max(compute, transfer) on the cpu device, its link paced so that
+                               transfer takes 0.5, 1 and 4 times as long as compute. Goal 1.10 each.
+exposed_share_by_resident_share  part of a step in which computing waits for copies, at 4, by resident share.
+offloaded_over_streamed_bytes  of a traced step of Llama-3.1-8B at 32,768 tokens. Goal 1.99.
+offloaded_over_streamed_tpot   on CUDA only, by prompt tokens: upstream's offloading over streamed.
 plan_cli_s                     wall of `offload-eval plan` for one model, median of 11. Goal 0.5.
 """
 
@@ -26,6 +31,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from bench_streamed import bench_streamed
 
 from offload_eval.analysis.statistics import summarize
 from offload_eval.bounds.cached_layers import Lengths
@@ -221,6 +227,7 @@ BENCHES = {
     "help": bench_help,
     "trace": bench_trace,
     "plan": bench_plan,
+    "streamed": bench_streamed,
     "tpot": bench_tpot_overhead,
     "grid": bench_grid,
 }
