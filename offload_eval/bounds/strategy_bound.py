@@ -1,11 +1,12 @@
 """The analytic card of a cell: what its strategy must hold and move, and the sessions that the budget admits."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from offload_eval.bounds.admission import admission_limit
-from offload_eval.bounds.cached_layers import Lengths, workload_lengths
+from offload_eval.bounds.cached_layers import workload_lengths
 from offload_eval.bounds.session_card import session_card
 from offload_eval.core.experiment import (
     BITS_PER_VALUE,
@@ -47,7 +48,7 @@ def kv_device_bytes_after(spec: RunSpec, model: ModelFacts, step: int) -> int | 
     workload = spec.workload
     lengths = workload_lengths(workload)
     if not isinstance(spec.strategy, _WHOLE_FROM_THE_START):
-        lengths = Lengths(prompt_tokens=lengths.prompt_tokens, output_tokens=np.asarray(step + 1))
+        lengths = replace(lengths, output_tokens=np.asarray(step + 1))
     card = session_card(model.shape, BITS_PER_VALUE[spec.model.dtype], lengths, spec.strategy)
     if isinstance(card, str):
         return None
