@@ -66,7 +66,7 @@ def _combinations(typed: Mapping[str, Sequence[int]], own: PlanWorkload) -> Iter
 def _own(asked: Experiment, given: Collection[str]) -> list[PlanWorkload]:
     """The experiment's workloads; without any, a batch of each group of its population.
 
-    Of factors the batch alone counts: to the arithmetic, chunks are `plan.prefill_chunk_tokens`, and attention is none.
+    Of factors the batch alone counts: the plan's chunks are `plan.prefill_chunk_tokens`, and no attention is in it.
     """
     if "workloads" in given:
         batches = replace(asked.factors, prefill_chunk_tokens=(), attn_implementation=())

@@ -11,7 +11,7 @@ from offload_eval.bounds.latency import bound_latency, check_hardware
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.option_types import Typed
 from offload_eval.cli.trace_inputs import TraceRequest, trace_request
-from offload_eval.core.experiment import StrategySpec, Workload
+from offload_eval.core.experiment import Attention, StrategySpec, Workload
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.trace import Trace, TracedCell
 from offload_eval.errors import ExitCode, InputError, UnableError
@@ -41,13 +41,13 @@ def trace_command(
         InputError: The file, an option, the model's config or the hardware profile is wrong.
     """
     profile = None if hardware is None else load_hardware(hardware)
-    request = trace_request(typed, device)
+    request = trace_request(typed, device, prefill_chunk_tokens)
     _check_lengths(request)
     if profile is not None:
         check_hardware(profile, request.model.dtype, [strategy.kind for strategy in request.strategies])
     torch.set_num_threads(1)
     request, traceable = _build(request)
-    cells = list(_Tracing(request, traceable, profile, prefill_chunk_tokens).cells())
+    cells = list(_Tracing(request, {None: traceable}, profile).cells())
     if json_output:
         print_json(msgspec.json.encode(_document(request, cells)).decode())
         return ExitCode.DONE
@@ -87,9 +87,9 @@ def _check_lengths(request: TraceRequest) -> None:
 @dataclass(frozen=True)
 class _Tracing:
     request: TraceRequest
-    model: Any
+    models: dict[Attention | None, Any]
+    """By the attention of a workload; None: the model's own. Those of other attentions come as they are needed."""
     hardware: HardwareProfile | None
-    prefill_chunk_tokens: int | None
 
     def cells(self) -> Iterator[TracedCell]:
         """One cell after another, with a line of progress on a terminal."""
@@ -105,11 +105,10 @@ class _Tracing:
         request = self.request
         try:
             trace = trace_strategy(
-                self.model,
+                self._model(workload),
                 strategy,
                 workload,
                 device=request.device,
-                prefill_chunk_tokens=self.prefill_chunk_tokens,
             )
         except UnableError as error:
             return msgspec.structs.replace(cell, refusal=str(error))
@@ -118,17 +117,23 @@ class _Tracing:
             cell = msgspec.structs.replace(cell, latency=latency)
         return self._with_admission(msgspec.structs.replace(cell, trace=trace), workload, strategy)
 
+    def _model(self, workload: Workload) -> Any:
+        attention = workload.attn_implementation
+        if attention not in self.models:
+            spec = msgspec.structs.replace(self.request.model, attn_implementation=attention)
+            self.models[attention] = build_traceable(spec, load_config(spec))
+        return self.models[attention]
+
     def _with_admission(self, cell: TracedCell, workload: Workload, strategy: StrategySpec) -> TracedCell:
         if self.request.available_bytes is None:
             return cell
         try:
             admission = trace_admission(
-                self.model,
+                self._model(workload),
                 strategy,
                 workload,
                 self.request.available_bytes,
                 device=self.request.device,
-                prefill_chunk_tokens=self.prefill_chunk_tokens,
                 first=cell.trace,
             )
         except UnableError as error:

@@ -1,7 +1,11 @@
 """Everything that can be refused before a model is loaded, in one process that touches no weights."""
 
-from offload_eval.core.experiment import Experiment
+from typing import Any
+
+from offload_eval.core.experiment import DeviceName, Experiment
+from offload_eval.core.factors import expand_workloads
 from offload_eval.errors import InputError
+from offload_eval.execution.attention import attention_refusal
 from offload_eval.execution.devices import accelerator_uuid, resolve_device
 from offload_eval.execution.messages import Preflight
 from offload_eval.execution.model_loading import load_config, read_model_facts
@@ -31,16 +35,25 @@ def run_preflight(experiment: Experiment) -> Preflight:
             f"cpu.compute_threads: {threads}; allowed: 1 to {machine.cpu_cores}, the cores of this process"
         )
     model = read_model_facts(experiment.model, config)
-    refusals = {
-        (workload.label, strategy.label): load_strategy(strategy).refusal(device, config, workload)
-        for workload in experiment.workloads
-        for strategy in experiment.strategies
-    }
     return Preflight(
         device=device,
         evidence="measured" if device == "cuda" else "emulated",
         machine=machine,
         model=model,
         prompts=prepare_prompts(experiment, model),
-        refusals=refusals,
+        refusals=_refusals(experiment, device, config),
     )
+
+
+def _refusals(experiment: Experiment, device: DeviceName, config: Any) -> dict[tuple[str, str], str | None]:
+    """Why a cell cannot run; each attention is tried once, on a model without data."""
+    attentions: dict[str | None, str | None] = {}
+    refusals = {}
+    for workload in expand_workloads(experiment):
+        attention = workload.attn_implementation
+        if attention not in attentions:
+            attentions[attention] = attention_refusal(experiment.model, config, device, attention)
+        for strategy in experiment.strategies:
+            refusal = attentions[attention] or load_strategy(strategy).refusal(device, config, workload)
+            refusals[workload.label, strategy.label] = refusal
+    return refusals

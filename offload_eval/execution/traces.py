@@ -7,9 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from offload_eval.core.experiment import ModelSpec, RunSpec
+import msgspec
+
+from offload_eval.core.experiment import Attention, ModelSpec, RunSpec
 from offload_eval.core.records import Failure
-from offload_eval.errors import UnableError
+from offload_eval.errors import CellUnsupportedError, InputError, UnableError
 from offload_eval.execution.launcher import Died, TimedOut, WorkerProcess
 from offload_eval.execution.messages import CellResult, TraceTask, ended
 from offload_eval.execution.worker import become_worker
@@ -65,7 +67,8 @@ def tracer_main(connection: Connection, model: ModelSpec, log_path: Path) -> Non
     import torch
 
     torch.set_num_threads(1)  # there is nothing to compute
-    dataless: Any = None
+    dataless: dict[str | None, Any] = {}
+    """By the attention of a workload; None: the model's own."""
     while True:
         try:
             task: TraceTask = connection.recv()
@@ -73,8 +76,10 @@ def tracer_main(connection: Connection, model: ModelSpec, log_path: Path) -> Non
             return
         started_at, started = datetime.now(UTC), time.perf_counter()
         try:
-            dataless = dataless or _build(model)
-            result = _traced(task.spec, dataless, started_at, started)
+            attention = task.spec.workload.attn_implementation
+            if attention not in dataless:
+                dataless[attention] = _build(model, attention)
+            result = _traced(task.spec, dataless[attention], started_at, started)
         except UnableError as error:
             result = ended("unsupported", _failure(error), started_at)
         except Exception as error:  # whatever upstream raises is this trace's result, and the run goes on
@@ -82,10 +87,16 @@ def tracer_main(connection: Connection, model: ModelSpec, log_path: Path) -> Non
         connection.send(result)
 
 
-def _build(model: ModelSpec) -> Any:
+def _build(model: ModelSpec, attention: Attention | None) -> Any:
     from offload_eval.execution.model_loading import build_traceable, load_config
 
-    return build_traceable(model, load_config(model))
+    config = load_config(model)
+    if attention is None:
+        return build_traceable(model, config)
+    try:
+        return build_traceable(msgspec.structs.replace(model, attn_implementation=attention), config)
+    except InputError as error:  # the model is as it should be: a workload asks for what it does not have
+        raise CellUnsupportedError(f"{attention}: {error.__cause__ or error}") from error
 
 
 def _traced(spec: RunSpec, model: Any, started_at: datetime, started: float) -> CellResult:
