@@ -281,7 +281,7 @@ def _factors(experiment: Experiment) -> list[str]:
     if any(workload.prefill_chunk_tokens is not None for workload in workloads):
         said.append(
             "A workload with chunks is prefilled in them in every pass, the baseline's recording included; its noise "
-            "floor is the baseline against itself in smaller chunks."
+            "floor is the baseline against itself in other chunks, of half the size or less."
         )
     if any(workload.attn_implementation is not None for workload in workloads):
         said.append("A workload with an attention of its own has its own baseline, computed with that attention.")
