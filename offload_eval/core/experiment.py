@@ -351,20 +351,30 @@ def compile_mode(strategy: StrategySpec) -> CompileMode | None:
     return strategy.compile if isinstance(strategy, StaticSpec | OffloadedStaticSpec) else None
 
 
-_HASHED_IF_SET: Final = frozenset({"prefill_chunk_tokens", "attn_implementation", "compile"})
-"""Fields that came after the first records: left out where they are None, so that a cell keeps its name."""
+_LEFT_OUT_AT: Final[dict[str, object]] = {
+    "prefill_chunk_tokens": None,
+    "attn_implementation": None,
+    "compile": None,
+    "resident_share": None,
+    "resident_bytes": None,
+    "host_dtype": "native",
+}
+"""Fields that came after the first records, and the value that says what was so before: there they are left out of a
+cell's name, which stays what it was."""
 
 
 def content_hash(value: object) -> str:
     """Sixteen hex digits over the canonical JSON of a value: equal content, equal hash."""
     # Unordered collections are put in order here; fields of a struct keep theirs, which the encoder would not know.
-    content = _without_unset(msgspec.to_builtins(value, order="deterministic"))
+    content = _as_before(msgspec.to_builtins(value, order="deterministic"))
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]
 
 
-def _without_unset(value: object) -> object:
+def _as_before(value: object) -> object:
     if isinstance(value, dict):
         return {
-            key: _without_unset(each) for key, each in value.items() if each is not None or key not in _HASHED_IF_SET
+            key: _as_before(each)
+            for key, each in value.items()
+            if key not in _LEFT_OUT_AT or each != _LEFT_OUT_AT[key]
         }
-    return [_without_unset(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_as_before(each) for each in value] if isinstance(value, list | tuple) else value
