@@ -10,7 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from offload_eval.core.experiment import CompileMode
 from offload_eval.core.records import Phase
-from offload_eval.strategies.compilation import compile_config
+from offload_eval.strategies.compilation import GRAPH_MODES, compile_config, initialize_early
 from offload_eval.strategies.upstream import cache_argument
 
 
@@ -109,6 +109,8 @@ def generate(
     arguments = {} if cache is None else {cache_argument(model): cache}
     attention_mask = torch.ones_like(prompt_BN)
     clock.started = time.perf_counter()
+    if compile_mode in GRAPH_MODES and prefill_chunk_tokens is not None:
+        initialize_early(model, cache, prompt_BN.shape[0])
     sequences = model.generate(
         prompt_BN,
         attention_mask=attention_mask,

@@ -557,6 +557,12 @@ class TestFindings:
         assert (finding.code, finding.severity) == ("lossless_differs", "error")
         assert "0.002 nats, above the workload's noise floor of 0.001 nats" in finding.message
 
+    def test_two_roundings_of_one_result_are_no_alarm(self):
+        """A floor of 1e-16 nats and 1e-13 above it are both the last bits of the logits; 1e-11 is not."""
+        floor = make_record(fidelity=make_fidelity(1e-16, against="chunked_prefill"))
+        codes = [find([floor, make_streamed(fidelity=make_fidelity(kl))])[0].code for kl in (1e-13, 1e-11)]
+        assert codes == ["lossless_not_bit_equal", "lossless_differs"]
+
     @pytest.mark.parametrize("others", [[make_record()], []], ids=["at the floor", "floor unknown"])
     def test_a_lossless_strategy_that_is_not_bit_equal_is_noted(self, others):
         (finding,) = find([*others, make_streamed(fidelity=make_fidelity(0.001))])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
@@ -32,7 +33,8 @@ def compiling_afresh(model: Any, mode: CompileMode | None) -> Iterator[None]:
     from torch._inductor.utils import fresh_cache  # takes seconds
 
     _forget(model)
-    with fresh_cache():
+    # Its own folder stays where a cell has failed, for whoever looks for the reason; the one around it does not.
+    with TemporaryDirectory(prefix="offload-eval-", ignore_cleanup_errors=True) as folder, fresh_cache(dir=folder):
         try:
             yield
         finally:

@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from transformers import CompileConfig
@@ -46,6 +46,21 @@ def compile_config(mode: CompileMode) -> CompileConfig:
     config = CompileConfig(mode=mode)
     setattr(config, _ANY_DEVICE, True)
     return config
+
+
+def initialize_early(model: Any, cache: Any, batch_size: int) -> None:
+    """Allocates a static cache's buffers before a chunked prefill, which is compiled, as generate() does with its own.
+
+    Compiled code cannot mark what it allocates as lying still, and CUDA graphs copy what does not; without graphs
+    there is no need. A model for whose layers upstream knows no shape is left to allocate as it goes.
+    Source: transformers 5.24, GenerationMixin._prepare_static_cache.
+    """
+    shape = getattr(model, "_get_static_cache_init_shape", lambda: None)()
+    if shape is not None:
+        num_heads, head_dim = shape
+        cache.early_initialization(
+            batch_size=batch_size, num_heads=num_heads, head_dim=head_dim, dtype=model.dtype, device=model.device
+        )
 
 
 def _torch_refusal() -> str | None:
