@@ -33,7 +33,7 @@ def compiling_afresh(model: Any, mode: CompileMode | None) -> Iterator[None]:
     from torch._inductor.utils import fresh_cache  # takes seconds
 
     _forget(model)
-    # Its own folder stays where a cell has failed, for whoever looks for the reason; the one around it does not.
+    # torch leaves its folder behind where the block fails; the one around it takes it along.
     with TemporaryDirectory(prefix="offload-eval-", ignore_cleanup_errors=True) as folder, fresh_cache(dir=folder):
         try:
             yield
