@@ -31,6 +31,10 @@ class UnableError(OffloadEvalError):
     exit_code = ExitCode.ENVIRONMENT
 
 
+class CellUnsupportedError(UnableError):
+    """A cell asks for what the model or the device turns out not to have; it alone is given up."""
+
+
 class UnknownModelStructureError(UnableError):
     """The arithmetic does not understand a field of the model's config.json, and refuses to guess."""
 

@@ -8,7 +8,9 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
+from offload_eval.core.experiment import CompileMode
 from offload_eval.core.records import Phase
+from offload_eval.strategies.compilation import GRAPH_MODES, compile_config, initialize_early
 from offload_eval.strategies.upstream import cache_argument
 
 
@@ -70,6 +72,7 @@ def generate(
     clock: TokenClock,
     processors: Sequence[LogitsProcessor] = (),
     prefill_chunk_tokens: int | None = None,
+    compile_mode: CompileMode | None = None,
 ) -> torch.Tensor:
     """Runs the model's own generate(), greedily, for exactly `output_tokens` tokens.
 
@@ -81,6 +84,8 @@ def generate(
         clock: Started here, and told of every token.
         processors: Logits processors, in order; each sees float32 logits `[batch, vocab]`.
         prefill_chunk_tokens: Prefill in chunks of this many tokens.
+        compile_mode: Mode of torch.compile for the decode steps, and for chunks of a prefill; a whole prefill is never
+            compiled. None: nothing is. Only a static cache is compiled.
 
     Returns:
         The generated tokens `[batch, output_tokens]`.
@@ -96,12 +101,16 @@ def generate(
         pad_token_id=0,
         use_cache=True,
         prefill_chunk_size=prefill_chunk_tokens,
-        disable_compile=True,  # a static cache would otherwise have itself compiled on CUDA, and be another run
+        # A static cache would otherwise have itself compiled on CUDA, and be another run.
+        disable_compile=compile_mode is None,
+        compile_config=None if compile_mode is None else compile_config(compile_mode),
     )
     model.generation_config = config  # generate() fills what a config leaves unset from here: a stop token, say
     arguments = {} if cache is None else {cache_argument(model): cache}
     attention_mask = torch.ones_like(prompt_BN)
     clock.started = time.perf_counter()
+    if compile_mode in GRAPH_MODES and prefill_chunk_tokens is not None:
+        initialize_early(model, cache, prompt_BN.shape[0])
     sequences = model.generate(
         prompt_BN,
         attention_mask=attention_mask,

@@ -1,7 +1,8 @@
 """The streamed cache against what its link allows, interleaved in one process.
 
-compute is streamed's own TPOT with every layer resident: the same rows, no copies. transfer is the bytes of a step over
-the bandwidth of the link. No schedule is faster than the longer of the two.
+compute is streamed's own TPOT with every layer resident: the same rows, no copies. transfer is the bytes of a step
+over the bandwidth of the link. No schedule is faster than the longer of the two.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence

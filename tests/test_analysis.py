@@ -44,7 +44,7 @@ from offload_eval.analysis.cells import (
 )
 from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.analysis.findings import CELL_RULES, DIRECTORY_RULES, find
-from offload_eval.core.experiment import MeasurementPlan, OffloadedSpec, QuantizedSpec
+from offload_eval.core.experiment import MeasurementPlan, OffloadedSpec, QuantizedSpec, StaticSpec
 from offload_eval.core.records import Conditions, PhaseSample, TrialSample
 
 
@@ -369,6 +369,13 @@ def make_unflushed(strategy=QUANTIZED, output_tokens=128, kv_bytes=19_856):
     )
 
 
+def make_compiled(num_compilations, **changes):
+    """A static cell, compiled, whose trials have that many compilations each."""
+    trials = tuple(msgspec.structs.replace(trial, num_compilations=num_compilations) for trial in make_trials())
+    spec = make_spec(StaticSpec(compile="default"))
+    return make_record(spec=spec, trials=trials, fidelity=make_fidelity(), **changes)
+
+
 PLANTED = {
     "contended_machine": ("warning", make_streamed(conditions=Conditions(contention_ratio=1.51))),
     "tpot_spread": ("warning", make_record(trials=(make_trial(0.010), make_timing(0.0111), make_timing(0.010)))),
@@ -377,6 +384,8 @@ PLANTED = {
     "alloc_retries": ("warning", make_record(trials=make_trials(num_alloc_retries=1))),
     "few_trials": ("warning", make_record(trials=make_trials()[:2])),
     "no_memory_pass": ("warning", make_record(trials=(make_timing(),) * 3)),
+    "compiled_while_timed": ("error", make_compiled(num_compilations=1, evidence="measured")),
+    "memory_not_compiled": ("note", make_compiled(num_compilations=0)),
     "unsupported": ("note", make_failure("unsupported")),
     "timeout": ("warning", make_failure("timeout")),
     "failed": ("error", make_failure("failed")),
@@ -547,6 +556,12 @@ class TestFindings:
         (finding,) = find([make_record(), make_streamed(fidelity=make_fidelity(0.002))])
         assert (finding.code, finding.severity) == ("lossless_differs", "error")
         assert "0.002 nats, above the workload's noise floor of 0.001 nats" in finding.message
+
+    def test_two_roundings_of_one_result_are_no_alarm(self):
+        """A floor of 1e-16 nats and 1e-13 above it are both the last bits of the logits; 1e-11 is not."""
+        floor = make_record(fidelity=make_fidelity(1e-16, against="chunked_prefill"))
+        codes = [find([floor, make_streamed(fidelity=make_fidelity(kl))])[0].code for kl in (1e-13, 1e-11)]
+        assert codes == ["lossless_not_bit_equal", "lossless_differs"]
 
     @pytest.mark.parametrize("others", [[make_record()], []], ids=["at the floor", "floor unknown"])
     def test_a_lossless_strategy_that_is_not_bit_equal_is_noted(self, others):

@@ -138,13 +138,18 @@ def build(
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
 
 
-def workload(output_tokens: int = 4, prompt_tokens: int = PROMPT, batch_size: int = BATCH) -> Workload:
-    return Workload(batch_size=batch_size, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+def workload(
+    output_tokens: int = 4, prompt_tokens: int = PROMPT, batch_size: int = BATCH, chunk_tokens: int | None = None
+) -> Workload:
+    return Workload(
+        batch_size=batch_size,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        prefill_chunk_tokens=chunk_tokens,
+    )
 
 
-def run_tracked(
-    model: Any, strategy: StrategySpec, work: Workload, chunk_tokens: int | None = None
-) -> list[tuple[int, int, int]]:
+def run_tracked(model: Any, strategy: StrategySpec, work: Workload) -> list[tuple[int, int, int]]:
     """A real run on the CPU: live and peak bytes of the device, and live bytes of the host, at each token."""
     device = CpuDevice()
     device.adopt([*model.parameters(), *model.buffers()])
@@ -159,7 +164,8 @@ def run_tracked(
     with device.open_link(timed=False) as link, LiveStorageTracker(device.memory):
         cache = load_strategy(strategy).build_cache(model.config, link, work.cached_tokens)
         device.memory.device.restart_peak()
-        generate(model, prompt_BN, cache, work.output_tokens, TokenClock(on_token=note), (), chunk_tokens)
+        clock = TokenClock(on_token=note)
+        generate(model, prompt_BN, cache, work.output_tokens, clock, (), work.prefill_chunk_tokens)
     return seen
 
 
@@ -254,9 +260,9 @@ def test_chunked_prefill_is_exact_and_its_middle_may_be_skipped(
 ):
     """27 tokens in chunks of 3 are 9; a static cache whose start was skipped has three scalars more."""
     real, dataless = (build(model_type, MODELS[model_type], with_data=with_data) for with_data in (True, False))
-    work = workload(2, prompt_tokens=27)
-    seen = run_tracked(real, strategy, work, chunk_tokens)
-    traced = trace_strategy(dataless, strategy, work, device="cpu", prefill_chunk_tokens=chunk_tokens)
+    work = workload(2, prompt_tokens=27, chunk_tokens=chunk_tokens)
+    seen = run_tracked(real, strategy, work)
+    traced = trace_strategy(dataless, strategy, work, device="cpu")
     assert traced.prefill.peak_device_bytes - seen[0][1] == spare_bytes
     assert traced.prefill.live_device_bytes == seen[0][0]
     assert in_bytes(traced.decode) == seen[1]
@@ -265,11 +271,11 @@ def test_chunked_prefill_is_exact_and_its_middle_may_be_skipped(
 def test_what_skipped_chunks_move_and_compute_is_their_sum(monkeypatch: pytest.MonkeyPatch):
     dataless = build("llama", CONFIGS["llama"])
     strategies = (OffloadedSpec(), OffloadedStaticSpec(), StreamedSpec())
-    work = workload(2, prompt_tokens=32)
-    skipped = [trace_strategy(dataless, strategy, work, prefill_chunk_tokens=3).prefill for strategy in strategies]
+    work = workload(2, prompt_tokens=32, chunk_tokens=3)
+    skipped = [trace_strategy(dataless, strategy, work).prefill for strategy in strategies]
     monkeypatch.setattr(trace, "MOST_CHUNKS", 99)
     for strategy, phase in zip(strategies, skipped, strict=True):
-        whole = trace_strategy(dataless, strategy, work, prefill_chunk_tokens=3).prefill
+        whole = trace_strategy(dataless, strategy, work).prefill
         for name in ("h2d_bytes", "d2h_bytes", "num_h2d_copies", "num_d2h_copies"):
             assert getattr(phase, name) == getattr(whole, name), (strategy.label, name)
         assert phase.matmul_flops == pytest.approx(whole.matmul_flops, rel=0.01)
@@ -585,7 +591,7 @@ def test_a_quantized_cache_with_a_chunked_prefill_is_refused():
     model = build("llama", HEADS_64)
     strategy = QuantizedSpec(backend="quanto", residual_length=20)
     with pytest.raises(UnableError, match="chunked prefill"):
-        trace_strategy(model, strategy, workload(4, prompt_tokens=64), device="cpu", prefill_chunk_tokens=16)
+        trace_strategy(model, strategy, workload(4, prompt_tokens=64, chunk_tokens=16), device="cpu")
 
 
 def test_what_a_window_shows_is_what_crosses():

@@ -5,7 +5,14 @@ from typing import Final
 
 import msgspec
 
-from offload_eval.analysis import rules_bounds, rules_conditions, rules_fidelity, rules_outcomes, rules_traces
+from offload_eval.analysis import (
+    rules_bounds,
+    rules_compilation,
+    rules_conditions,
+    rules_fidelity,
+    rules_outcomes,
+    rules_traces,
+)
 from offload_eval.analysis.cells import latest_records, latest_traces
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import RunRecord
@@ -27,6 +34,8 @@ CELL_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
     rules_conditions.check_alloc_retries,
     rules_conditions.check_trials,
     rules_conditions.check_memory_pass,
+    rules_compilation.check_compiled_while_timed,
+    rules_compilation.check_compiled_memory,
 )
 """Rules that need one record."""
 

@@ -15,6 +15,10 @@ OFFLOAD_RACE_FIXED_IN: Final = (5, 20)
 """Source: transformers 5.20, cache_utils.Cache.update: the prefetch stream waits for the default stream."""
 
 
+KL_ROUNDING_NATS: Final = 1e-12
+"""Below it a KL in float64, of logits that differ in the last bits of a float32, says nothing, nor does a floor."""
+
+
 def check_lossless(records: Sequence[RunRecord]) -> list[Finding]:
     """A strategy that only moves bytes must give the baseline's logits, up to the noise floor."""
     by_run = {comparison.run_id: comparison for comparison in compare_with_baseline(records)}
@@ -30,7 +34,7 @@ def _must_agree(record: RunRecord) -> bool:
 def _judge_lossless(record: RunRecord, comparison: Comparison | None) -> Finding | None:
     mean_nats = mean_kl_nats(record)
     floor_nats = None if comparison is None else comparison.noise_floor_nats
-    if mean_nats is not None and floor_nats is not None and not mean_nats <= floor_nats:
+    if mean_nats is not None and floor_nats is not None and not mean_nats <= max(floor_nats, KL_ROUNDING_NATS):
         return _lossless_differs(record, mean_nats, floor_nats)
     if record.fidelity is None or record.fidelity.bit_equal:
         return None

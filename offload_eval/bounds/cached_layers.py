@@ -43,7 +43,11 @@ class Lengths:
 
 def workload_lengths(workload: Workload) -> Lengths:
     """The lengths of one workload."""
-    return Lengths(prompt_tokens=np.asarray(workload.prompt_tokens), output_tokens=np.asarray(workload.output_tokens))
+    return Lengths(
+        prompt_tokens=np.asarray(workload.prompt_tokens),
+        output_tokens=np.asarray(workload.output_tokens),
+        prefill_chunk_tokens=workload.prefill_chunk_tokens,
+    )
 
 
 class CachedLayers:

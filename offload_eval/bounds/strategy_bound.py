@@ -1,12 +1,13 @@
 """The analytic card of a cell: what its strategy must hold and move, and the sessions that the budget admits."""
 
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from offload_eval.bounds.admission import admission_limit
-from offload_eval.bounds.cached_layers import CachedLayers, Lengths, workload_lengths
+from offload_eval.bounds.cached_layers import CachedLayers, workload_lengths
 from offload_eval.bounds.host_rows import num_resident
 from offload_eval.bounds.session_card import session_card
 from offload_eval.core.experiment import (
@@ -49,7 +50,7 @@ def kv_device_bytes_after(spec: RunSpec, model: ModelFacts, step: int) -> int | 
     workload = spec.workload
     lengths = workload_lengths(workload)
     if not isinstance(spec.strategy, _WHOLE_FROM_THE_START):
-        lengths = Lengths(prompt_tokens=lengths.prompt_tokens, output_tokens=np.asarray(step + 1))
+        lengths = replace(lengths, output_tokens=np.asarray(step + 1))
     bits = BITS_PER_VALUE[spec.model.dtype]
     card = session_card(model.shape, bits, lengths, _of_known_batch(spec.strategy, model.shape, bits, workload))
     if isinstance(card, str):

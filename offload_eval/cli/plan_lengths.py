@@ -7,8 +7,11 @@ from math import prod
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from offload_eval.bounds.plan_request import PlanWorkload
 from offload_eval.core.experiment import Experiment
+from offload_eval.core.factors import expand_workloads
 from offload_eval.errors import InputError
 
 MOST_WORKLOADS: Final = 5_000_000
@@ -61,17 +64,26 @@ def _combinations(typed: Mapping[str, Sequence[int]], own: PlanWorkload) -> Iter
 
 
 def _own(asked: Experiment, given: Collection[str]) -> list[PlanWorkload]:
-    """The experiment's workloads; without any, a batch of each group of its population."""
+    """The experiment's workloads; without any, a batch of each group of its population.
+
+    Of factors the batch alone counts: the plan's chunks are `plan.prefill_chunk_tokens`, and no attention is in it.
+    """
     if "workloads" in given:
-        return [
+        batches = replace(asked.factors, prefill_chunk_tokens=(), attn_implementation=())
+        workloads = (
+            replace(workload, prefill_chunk_tokens=None, attn_implementation=None)
+            for workload in expand_workloads(replace(asked, factors=batches))
+        )
+        planned = (
             PlanWorkload(
                 name=workload.label,
                 prompt_tokens=workload.prompt_tokens,
                 output_tokens=workload.output_tokens,
                 batch_size=workload.batch_size,
             )
-            for workload in asked.workloads
-        ]
+            for workload in workloads
+        )
+        return list(dict.fromkeys(planned))
     return [
         PlanWorkload(
             name=group.name,

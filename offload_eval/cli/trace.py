@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -11,7 +11,7 @@ from offload_eval.bounds.latency import bound_latency, check_hardware
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.option_types import Typed
 from offload_eval.cli.trace_inputs import TraceRequest, trace_request
-from offload_eval.core.experiment import DeviceName, StrategySpec, StreamedSpec, Workload, is_auto
+from offload_eval.core.experiment import Attention, StrategySpec, StreamedSpec, Workload, is_auto
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.trace import Trace, TracedCell
 from offload_eval.errors import ExitCode, InputError, UnableError
@@ -42,13 +42,13 @@ def trace_command(
         InputError: The file, an option, the model's config or the hardware profile is wrong.
     """
     profile = None if hardware is None else load_hardware(hardware)
-    request = trace_request(typed, device)
+    request = trace_request(typed, device, prefill_chunk_tokens)
     _check_lengths(request)
     if profile is not None:
         check_hardware(profile, request.model.dtype, [strategy.kind for strategy in request.strategies])
     torch.set_num_threads(1)
     request, traceable = _build(request)
-    cells = list(_Tracing(request, traceable, profile, prefill_chunk_tokens).cells())
+    cells = list(_Tracing(request, {None: traceable}, profile).cells())
     if json_output:
         print_json(msgspec.json.encode(_document(request, cells)).decode())
         return ExitCode.DONE
@@ -88,9 +88,9 @@ def _check_lengths(request: TraceRequest) -> None:
 @dataclass(frozen=True)
 class _Tracing:
     request: TraceRequest
-    model: Any
+    models: dict[Attention | None, Any]
+    """By the attention of a workload; None: the model's own. Those of other attentions come as they are needed."""
     hardware: HardwareProfile | None
-    prefill_chunk_tokens: int | None
 
     def cells(self) -> Iterator[TracedCell]:
         """One cell after another, with a line of progress on a terminal."""
@@ -104,14 +104,13 @@ class _Tracing:
     def _cell(self, workload: Workload, strategy: StrategySpec) -> TracedCell:
         cell = TracedCell(kind=strategy.kind, strategy=strategy.label, workload=workload.label)
         request = self.request
-        how: _How = {"device": request.device, "prefill_chunk_tokens": self.prefill_chunk_tokens}
         try:
-            asked = strategy
+            model, asked = self._model(workload), strategy
             if isinstance(strategy, StreamedSpec) and is_auto(strategy):
                 assert request.available_bytes is not None, "a request without a budget has no auto"
-                asked = resolve_auto(self.model, strategy, workload, request.available_bytes, **how)
+                asked = resolve_auto(model, strategy, workload, request.available_bytes, device=request.device)
                 strategy = msgspec.structs.replace(asked, resident_share=0.0)  # the most sessions fit without any
-            trace = trace_strategy(self.model, asked, workload, **how)
+            trace = trace_strategy(model, asked, workload, device=request.device)
         except UnableError as error:
             return msgspec.structs.replace(cell, refusal=str(error))
         if self.hardware is not None:
@@ -119,27 +118,28 @@ class _Tracing:
             cell = msgspec.structs.replace(cell, latency=latency)
         return self._with_admission(msgspec.structs.replace(cell, trace=trace), workload, strategy)
 
+    def _model(self, workload: Workload) -> Any:
+        attention = workload.attn_implementation
+        if attention not in self.models:
+            spec = msgspec.structs.replace(self.request.model, attn_implementation=attention)
+            self.models[attention] = build_traceable(spec, load_config(spec))
+        return self.models[attention]
+
     def _with_admission(self, cell: TracedCell, workload: Workload, strategy: StrategySpec) -> TracedCell:
         if self.request.available_bytes is None:
             return cell
         try:
             admission = trace_admission(
-                self.model,
+                self._model(workload),
                 strategy,
                 workload,
                 self.request.available_bytes,
                 device=self.request.device,
-                prefill_chunk_tokens=self.prefill_chunk_tokens,
                 first=cell.trace if cell.trace is not None and cell.trace.strategy == strategy else None,
             )
         except UnableError as error:
             return msgspec.structs.replace(cell, admission_refusal=str(error))
         return msgspec.structs.replace(cell, admission=admission)
-
-
-class _How(TypedDict):
-    device: DeviceName
-    prefill_chunk_tokens: int | None
 
 
 class _NoStatus:

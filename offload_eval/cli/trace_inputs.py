@@ -22,6 +22,7 @@ from offload_eval.core.experiment import (
     Workload,
     is_auto,
 )
+from offload_eval.core.factors import expand_workloads
 from offload_eval.core.plan import PagingSpec, PartitionSpec
 from offload_eval.core.shape import ModelShape
 from offload_eval.errors import InputError, OffloadEvalError
@@ -55,8 +56,13 @@ class TraceRequest:
     """What the reader has to know of what was asked."""
 
 
-def trace_request(typed: Typed, device: str) -> TraceRequest:
+def trace_request(typed: Typed, device: str, prefill_chunk_tokens: int | None = None) -> TraceRequest:
     """Builds the request, for the kernels of `device`.
+
+    Args:
+        typed: Options, and the experiment's file.
+        device: Whose kernels are followed.
+        prefill_chunk_tokens: Replaces the chunks of the experiment's workloads; None leaves them as they are.
 
     Raises:
         InputError: The file, an option or the model's config is wrong.
@@ -74,7 +80,7 @@ def trace_request(typed: Typed, device: str) -> TraceRequest:
         name=name,
         model=spec,
         shape=shape,
-        workloads=_workloads(typed, asked, given),
+        workloads=_workloads(typed, asked, given, prefill_chunk_tokens),
         strategies=_strategies(typed.strategies, asked, given),
         available_bytes=budget.device_bytes - budget.runtime_bytes - budget.reserve_bytes if is_budgeted else None,
         device=_DEVICES[device],
@@ -111,7 +117,18 @@ def _model(typed: Typed, asked: Experiment) -> tuple[str, ModelSpec, ModelShape 
         return found.name, spec, None
 
 
-def _workloads(typed: Typed, asked: Experiment, given: Collection[str]) -> list[Workload]:
+def _workloads(typed: Typed, asked: Experiment, given: Collection[str], chunk_tokens: int | None) -> list[Workload]:
+    """The experiment's workloads at all their factors; or the lengths typed, in each of its ways to prefill."""
+    if "workloads" in given and all(count is None for count in typed.counts.values()):
+        workloads = list(expand_workloads(asked))
+    else:
+        workloads = _typed_workloads(typed, asked, given)
+    if chunk_tokens is None:
+        return workloads
+    return list(dict.fromkeys(replace(workload, prefill_chunk_tokens=chunk_tokens) for workload in workloads))
+
+
+def _typed_workloads(typed: Typed, asked: Experiment, given: Collection[str]) -> list[Workload]:
     counts = typed.counts
     if "workloads" not in given and counts["prompt_tokens"] is not None and counts["output_tokens"] is None:
         counts = {**counts, "output_tokens": _DEFAULT_OUTPUT_TOKENS}
@@ -119,15 +136,19 @@ def _workloads(typed: Typed, asked: Experiment, given: Collection[str]) -> list[
     short = next((each for each in planned if each.output_tokens < 2), None)
     if short is not None:
         raise InputError(f"--output-tokens {short.output_tokens}: a trace has a decode step; allowed: at least 2")
+    ways = {
+        (workload.prefill_chunk_tokens, workload.attn_implementation): workload for workload in expand_workloads(asked)
+    }
     return [
         replace(
-            asked.workloads[0],
-            name=each.name,
+            way,
+            name=each.name if (way.prefill_chunk_tokens, way.attn_implementation) == (None, None) else None,
             batch_size=each.batch_size,
             prompt_tokens=each.prompt_tokens,
             output_tokens=each.output_tokens,
         )
         for each in planned
+        for way in ways.values()
     ]
 
 

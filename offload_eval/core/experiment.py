@@ -1,7 +1,7 @@
 """What the user asks for: an experiment, and the cells it expands into."""
 
 import hashlib
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,12 @@ from offload_eval.core.base import Name, NonNegativeInt, PositiveInt, Strict
 from offload_eval.core.plan import PlanSpec
 
 DeviceName = Literal["cpu", "cuda"]
+Attention = Literal["eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"]
+"""transformers' names of the attention that a workload may ask for."""
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+"""torch.compile's modes; `reduce-overhead` and `max-autotune` replay CUDA graphs."""
+BatchSize = Annotated[int, Meta(ge=1, le=65_536)]
+ChunkTokens = Annotated[int, Meta(ge=1, le=2**24)]
 
 BITS_PER_VALUE = {"bfloat16": 16, "float16": 16, "float32": 32}
 
@@ -77,23 +83,42 @@ class Workload(Strict, frozen=True, kw_only=True):
     """One generation job. Lengths are exact and enforced: never truncated, never padded."""
 
     name: Name | None = None
-    batch_size: Annotated[int, Meta(ge=1, le=65_536)] = 1
+    batch_size: BatchSize = 1
     prompt_tokens: Annotated[int, Meta(ge=1, le=2**24)]
     output_tokens: Annotated[int, Meta(ge=2, le=2**24)]
     """At least two: TPOT is undefined for a single token."""
     seed: NonNegativeInt = 0
     """Where in the text the prompts start, or the random tokens' seed."""
     prompt: PromptSource = msgspec.field(default_factory=PydocPrompt)
+    prefill_chunk_tokens: ChunkTokens | None = None
+    """Prompt tokens prefilled at once, fewer than the prompt has; None: the whole prompt."""
+    attn_implementation: Attention | None = None
+    """None: the model's. Every attention has a baseline of its own."""
 
     @property
     def label(self) -> str:
-        """The name, or the three lengths."""
-        return self.name or f"b{self.batch_size}-p{self.prompt_tokens}-o{self.output_tokens}"
+        """The name, or the three lengths and what differs from the model's own attention and a whole prefill."""
+        parts = [
+            f"b{self.batch_size}-p{self.prompt_tokens}-o{self.output_tokens}",
+            *([] if self.prefill_chunk_tokens is None else [f"chunk{self.prefill_chunk_tokens}"]),
+            *([] if self.attn_implementation is None else [self.attn_implementation]),
+        ]
+        return self.name or "-".join(parts)
 
     @property
     def cached_tokens(self) -> int:
         """Tokens a session holds in its cache when generation ends; the last one is never cached."""
         return self.prompt_tokens + self.output_tokens - 1
+
+
+class FactorsSpec(Strict, frozen=True, kw_only=True):
+    """Values that every workload runs at, in all combinations. An empty list leaves each workload its own value."""
+
+    batch_size: tuple[BatchSize, ...] = ()
+    prefill_chunk_tokens: tuple[ChunkTokens | None, ...] = ()
+    """null: the whole prompt at once."""
+    attn_implementation: tuple[Attention | None, ...] = ()
+    """null: the model's."""
 
 
 class DynamicSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="dynamic"):
@@ -126,26 +151,38 @@ class StaticSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="stati
     """transformers' StaticCache: room for every token of the workload, on the device from the first one on."""
 
     kind: ClassVar[str] = "static"
-    lossless: ClassVar[bool] = True
     name: Name | None = None
+    compile: CompileMode | None = None
+    """Mode in which generate() has torch.compile compile the decode step; None: not compiled."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output must equal the baseline's: compiled code rounds in another order."""
+        return self.compile is None
 
     @property
     def label(self) -> str:
-        """The name, or the kind."""
-        return self.name or self.kind
+        """The name, or the kind with the mode it is compiled in."""
+        return self.name or (self.kind if self.compile is None else f"{self.kind}-compile-{self.compile}")
 
 
 class OffloadedStaticSpec(Strict, frozen=True, kw_only=True, tag_field="kind", tag="offloaded_static"):
     """transformers' StaticCache, offloaded: each layer's whole buffer crosses the link both ways for each token."""
 
     kind: ClassVar[str] = "offloaded_static"
-    lossless: ClassVar[bool] = True
     name: Name | None = None
+    compile: CompileMode | None = None
+    """Mode in which generate() has torch.compile compile the decode step; None: not compiled."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output must equal the baseline's: compiled code rounds in another order."""
+        return self.compile is None
 
     @property
     def label(self) -> str:
-        """The name, or the kind."""
-        return self.name or self.kind
+        """The name, or the kind with the mode it is compiled in."""
+        return self.name or (self.kind if self.compile is None else f"{self.kind}-compile-{self.compile}")
 
 
 HostDtype = Literal["native", "fp8", "int8", "int4"]
@@ -219,14 +256,15 @@ class MeasurementPlan(Strict, frozen=True, kw_only=True):
     """How often each pass runs, and when a cell is given up. One pass is one full-length generate()."""
 
     warmups: NonNegativeInt = 0
-    """Full-length runs before anything is timed, besides the fidelity pass, which warms up too."""
+    """Full-length runs before anything is timed, besides the fidelity pass, which warms up too. A compiled strategy
+    takes at least one, before anything else."""
     trials: Annotated[int, Meta(ge=1, le=10_000)] = 3
     memory_trials: NonNegativeInt = 1
     transfer_trials: NonNegativeInt = 1
     fidelity: bool = True
     noise_floor_chunk_tokens: PositiveInt = 255
-    """The baseline is compared with itself prefilled in chunks of this size, or of about half a shorter prompt. Odd:
-    chunks that fall on an attention kernel's tiles may give equal bits, and no floor."""
+    """The baseline is compared with itself prefilled in chunks of this size, or of about half of what it prefills at
+    once, if that is less. Odd: chunks that fall on an attention kernel's tiles may give equal bits, and no floor."""
     cell_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
     """For loading the model, for recording a reference, and for the passes of a cell, each."""
 
@@ -251,6 +289,8 @@ class Experiment(Strict, frozen=True, kw_only=True):
     cpu: CpuSpec = msgspec.field(default_factory=CpuSpec)
     budget: BudgetSpec
     workloads: Annotated[tuple[Workload, ...], Meta(min_length=1)]
+    """As written; what is run is `core.factors.expand_workloads` of them."""
+    factors: FactorsSpec = msgspec.field(default_factory=FactorsSpec)
     strategies: Annotated[tuple[StrategySpec, ...], Meta(min_length=1)]
     baseline: str = "dynamic"
     """Label of the strategy whose tokens every other one is given."""
@@ -294,6 +334,11 @@ class RunSpec(Strict, frozen=True, kw_only=True):
         return f"{self.workload.label}-{content_hash(decides)}"
 
     @property
+    def attn_implementation(self) -> str:
+        """The attention that the cell runs with."""
+        return self.workload.attn_implementation or self.model.attn_implementation
+
+    @property
     def label(self) -> str:
         """Workload and strategy, for people."""
         return f"{self.workload.label} / {self.strategy.label}"
@@ -308,6 +353,35 @@ def is_auto(strategy: StrategySpec) -> bool:
     return isinstance(strategy, StreamedSpec) and strategy.resident_share == "auto"
 
 
+def compile_mode(strategy: StrategySpec) -> CompileMode | None:
+    """The mode a strategy is compiled in; None where it is not."""
+    return strategy.compile if isinstance(strategy, StaticSpec | OffloadedStaticSpec) else None
+
+
+_LEFT_OUT_AT: Final[dict[str, object]] = {
+    "prefill_chunk_tokens": None,
+    "attn_implementation": None,
+    "compile": None,
+    "resident_share": None,
+    "resident_bytes": None,
+    "host_dtype": "native",
+}
+"""Fields that came after the first records, and the value that says what was so before: there they are left out of a
+cell's name, which stays what it was."""
+
+
 def content_hash(value: object) -> str:
     """Sixteen hex digits over the canonical JSON of a value: equal content, equal hash."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+    # Unordered collections are put in order here; fields of a struct keep theirs, which the encoder would not know.
+    content = _as_before(msgspec.to_builtins(value, order="deterministic"))
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]
+
+
+def _as_before(value: object) -> object:
+    if isinstance(value, dict):
+        return {
+            key: _as_before(each)
+            for key, each in value.items()
+            if key not in _LEFT_OUT_AT or each != _LEFT_OUT_AT[key]
+        }
+    return [_as_before(each) for each in value] if isinstance(value, list | tuple) else value

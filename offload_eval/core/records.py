@@ -61,6 +61,8 @@ class TrialSample(Strict, frozen=True, kw_only=True):
     """System-wide, during the timing pass."""
     swap_out_bytes: int | None = None
     num_alloc_retries: int | None = None
+    num_compilations: int | None = None
+    """Graphs that torch compiled during the timing pass, which should be none; None: the strategy is not compiled."""
 
 
 class FidelitySample(Strict, frozen=True, kw_only=True):
@@ -115,6 +117,11 @@ class Conditions(Strict, frozen=True, kw_only=True):
     """Enforced limit on allocations in the memory, transfer and timing passes."""
     noise_floor_chunk_tokens: int | None = None
     """Size of the chunks that the baseline was prefilled in for its comparison with itself."""
+    warmups_s: tuple[float, ...] = ()
+    """Time inside generate() of every warm-up pass, in order, raw; of a compiled strategy the first compiles. The
+    fidelity pass, which warms up too, is not among them: it computes on every token's logits."""
+    num_compilations: int | None = None
+    """Graphs that torch compiled in all passes before the first timed one; None: the strategy is not compiled."""
     generate_s: float | None = None
     """Time inside generate(), all passes together."""
     load_s: float | None = None

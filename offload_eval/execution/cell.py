@@ -1,7 +1,8 @@
 """Measures one cell in a worker: which passes, in which order, and what becomes of a failure."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -11,9 +12,12 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from offload_eval.core.experiment import BudgetSpec, RunSpec
+from offload_eval.core.experiment import BudgetSpec, RunSpec, compile_mode
 from offload_eval.core.records import Conditions, Failure, FidelitySample, Status, TrialSample
+from offload_eval.errors import CellUnsupportedError
 from offload_eval.execution import passes
+from offload_eval.execution.attention import using_attention
+from offload_eval.execution.compilation import compiling_afresh, missing_compiler
 from offload_eval.execution.messages import CellResult
 from offload_eval.execution.passes import CellRun
 from offload_eval.execution.reference import ReferenceFiles
@@ -42,8 +46,9 @@ def record_reference(spec: RunSpec, model: Any, device: Device, reference_dir: P
     Returns:
         Time inside generate().
     """
-    run = _prepare(spec, model, device, reference_dir)
-    passes.record_reference(run)
+    with _as_asked(spec, model):
+        run = _prepare(spec, model, device, reference_dir)
+        passes.record_reference(run)
     return run.generate_s
 
 
@@ -67,10 +72,11 @@ def measure_cell(
     device.release()
     baseline_bytes = device.live_bytes()
     progress = _Progress(trials=[TrialSample() for _ in range(spec.measurement.trials)])
-    status, failure = _run_passes(progress, partial(_prepare, spec, model, device, reference_dir), report)
+    prepare = partial(_prepare, spec, model, device, reference_dir)
+    status, failure = _run_passes(progress, _as_asked(spec, model), prepare, report)
     run, progress.run = progress.run, None
-    generate_s = None if run is None else run.generate_s
-    forced_tokens = None if run is None else run.tokens_BN is not None
+    if run is not None:
+        conditions = _with_passes(conditions, run)
     del run  # its prompt and tokens are device memory too
     device.release()
     live_bytes = device.live_bytes()
@@ -83,14 +89,32 @@ def measure_cell(
         fidelity=progress.fidelity,
         conditions=msgspec.structs.replace(
             conditions,
-            forced_tokens=forced_tokens,
             baseline_bytes=baseline_bytes,
             leaked_bytes=None if live_bytes is None or baseline_bytes is None else live_bytes - baseline_bytes,
             cap_bytes=cap_bytes(spec.budget),
             noise_floor_chunk_tokens=_noise_floor_chunk(spec),
-            generate_s=generate_s,
         ),
     )
+
+
+def _with_passes(conditions: Conditions, run: CellRun) -> Conditions:
+    return msgspec.structs.replace(
+        conditions,
+        forced_tokens=run.tokens_BN is not None,
+        generate_s=run.generate_s,
+        warmups_s=tuple(run.warmups_s),
+        num_compilations=run.num_compilations,
+    )
+
+
+@contextmanager
+def _as_asked(spec: RunSpec, model: Any) -> Iterator[None]:
+    """The model as the cell wants it, and afterwards as it was: its attention, and nothing compiled."""
+    with (
+        using_attention(model, spec.workload.attn_implementation),
+        compiling_afresh(model, compile_mode(spec.strategy)),
+    ):
+        yield
 
 
 def cap_bytes(budget: BudgetSpec) -> int | None:
@@ -118,21 +142,28 @@ def _prepare(spec: RunSpec, model: Any, device: Device, reference_dir: Path) -> 
 
 
 def _run_passes(
-    progress: _Progress, prepare: Callable[[], CellRun], report: ReportPass
+    progress: _Progress, as_asked: AbstractContextManager[None], prepare: Callable[[], CellRun], report: ReportPass
 ) -> tuple[Status, Failure | None]:
     try:
-        run = progress.run = prepare()
-        first, measured = _warming_steps(run, progress), _measuring_steps(run, progress)
-        for index, step in enumerate(first):
-            _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
-        # Entered once: on CUDA it empties the allocator, and every pass after that would start cold.
-        with run.device.capped(cap_bytes(run.spec.budget)):
-            for index, step in enumerate(measured, start=len(first)):
-                _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
+        with as_asked:
+            _take_all(progress, prepare, report)
     except Exception as error:  # whatever upstream raises is this cell's result, and the run goes on
+        if isinstance(error, CellUnsupportedError) or missing_compiler(error) is not None:
+            return "unsupported", _failure(error, progress, None)
         ledger = exhausted_ledger(error)
         return "failed" if ledger is None else "oom", _failure(error, progress, ledger)
     return "ok", None
+
+
+def _take_all(progress: _Progress, prepare: Callable[[], CellRun], report: ReportPass) -> None:
+    run = progress.run = prepare()
+    first, measured = _warming_steps(run, progress), _measuring_steps(run, progress)
+    for index, step in enumerate(first):
+        _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
+    # Entered once: on CUDA it empties the allocator, and every pass after that would start cold.
+    with run.device.capped(cap_bytes(run.spec.budget)):
+        for index, step in enumerate(measured, start=len(first)):
+            _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
 
 
 def _take(step: _Step, progress: _Progress, report: Callable[[], None]) -> None:
@@ -142,15 +173,20 @@ def _take(step: _Step, progress: _Progress, report: Callable[[], None]) -> None:
 
 
 def _warming_steps(run: CellRun, progress: _Progress) -> list[_Step]:
-    """The fidelity pass comes first: it warms up what is timed later. Its float64 logits are under no cap."""
+    """What warms up under no cap: the first use of a compiled strategy, and the fidelity pass with its float64 logits.
+
+    What is compiled is compiled in a plain run, whose time is kept; no other pass has a first use in it.
+    """
+    compiles = [] if compile_mode(run.spec.strategy) is None else [("warmup", partial(passes.warm_up_compiled, run))]
     wanted = run.spec.measurement.fidelity and run.files.is_complete(run.spec.workload, with_logits=True)
     can_compare = not run.spec.is_baseline or _noise_floor_chunk(run.spec) is not None
-    return [("fidelity", partial(_compare, run, progress))] if wanted and can_compare else []
+    return [*compiles, *([("fidelity", partial(_compare, run, progress))] if wanted and can_compare else [])]
 
 
 def _measuring_steps(run: CellRun, progress: _Progress) -> list[_Step]:
     plan = run.spec.measurement
-    steps: list[_Step] = [("warmup", partial(passes.warm_up, run))] * plan.warmups
+    taken = int(compile_mode(run.spec.strategy) is not None)
+    steps: list[_Step] = [("warmup", partial(passes.warm_up, run))] * max(0, plan.warmups - taken)
     measurements = [("memory", passes.measure_memory, plan.memory_trials)]
     if run.strategy.uses_link:
         measurements.append(("transfer", passes.measure_transfer, plan.transfer_trials))
@@ -171,11 +207,17 @@ def _measure(run: CellRun, progress: _Progress, measure: _MeasuringPass, index: 
 def _noise_floor_chunk(spec: RunSpec) -> int | None:
     """Chunk size of the baseline's comparison with itself: at least two chunks, and odd where the plan's is.
 
+    A workload that is prefilled in chunks is compared with itself in smaller ones, which need no more memory, and
+    never with the same ones: those would give equal bits, and no floor. Chunks of one token are held against two.
+
     None for other strategies, and for a prompt of a single token, which cannot be prefilled in chunks.
     """
-    if not spec.is_baseline or spec.workload.prompt_tokens < 2:
+    own_chunk, prompt_tokens = spec.workload.prefill_chunk_tokens, spec.workload.prompt_tokens
+    if not spec.is_baseline or prompt_tokens < 2:
         return None
-    half = (spec.workload.prompt_tokens + 1) // 2
+    if own_chunk == 1:
+        return 2
+    half = ((own_chunk or prompt_tokens) + 1) // 2
     return min(spec.measurement.noise_floor_chunk_tokens, max(1, half - (half % 2 == 0)))
 
 

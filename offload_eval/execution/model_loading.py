@@ -66,7 +66,7 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
 
 def read_model_facts(spec: ModelSpec, config: Any) -> ModelFacts:
     """Learns what is known before any weight is loaded; the model is built without data to count its bytes."""
-    model = _build_without_data(spec, config)
+    model = build_without_data(spec, config)
     tensors = (*model.parameters(), *model.buffers())
     text = config.get_text_config(decoder=True)
     shape, refusal = None, None
@@ -99,11 +99,11 @@ def build_traceable(spec: ModelSpec, config: Any) -> Any:
     is_causal = type(config) in AutoModelForCausalLM._model_mapping
     reads_images = not is_causal and type(config) in AutoModelForImageTextToText._model_mapping
     loader = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-    return _build_without_data(msgspec.structs.replace(spec, attn_implementation=attention), config, loader).eval()
+    return build_without_data(msgspec.structs.replace(spec, attn_implementation=attention), config, loader).eval()
 
 
-def _build_without_data(spec: ModelSpec, config: Any, loader: Any = AutoModelForCausalLM) -> Any:
-    """Builds the model on the meta device.
+def build_without_data(spec: ModelSpec, config: Any, loader: Any = AutoModelForCausalLM) -> Any:
+    """Builds the model on the meta device, with real code and no weights.
 
     Raises:
         InputError: transformers has no model of the loader's kind for the config, or not with this attention.

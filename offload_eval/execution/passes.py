@@ -8,8 +8,10 @@ import msgspec
 import torch
 from transformers import LogitsProcessor
 
-from offload_eval.core.experiment import RunSpec
+from offload_eval.core.experiment import RunSpec, compile_mode
 from offload_eval.core.records import FidelitySample, Phase, PhaseSample, TrialSample
+from offload_eval.errors import CellUnsupportedError
+from offload_eval.execution.compilation import count_compilations
 from offload_eval.execution.fidelity import FidelityMeter, ForcedTokens, LogitsRecorder
 from offload_eval.execution.reference import ReferenceFiles
 from offload_eval.generation import TokenClock, generate
@@ -36,6 +38,10 @@ class CellRun:
     """The clock of the pass that runs, or ran last."""
     generate_s: float = 0.0
     """Time inside generate(), all passes together."""
+    warmups_s: list[float] = field(default_factory=list)
+    """Time inside generate() of each warm-up."""
+    num_compilations: int | None = None
+    """Graphs compiled before anything was timed; None while nothing is compiled."""
 
     def forced(self) -> list[LogitsProcessor]:
         """The processor that forces the baseline's tokens, if there are any."""
@@ -48,7 +54,10 @@ class CellRun:
         processors: list[LogitsProcessor],
         prefill_chunk_tokens: int | None = None,
     ) -> tuple[torch.Tensor, Any]:
-        """Builds a fresh cache, fills it with one generate(), and returns the tokens and the cache."""
+        """Builds a fresh cache, fills it with one generate(), and returns the tokens and the cache.
+
+        The prompt is prefilled as the workload says, unless the pass has chunks of its own.
+        """
         workload = self.spec.workload
         self.clock = clock
         cache = self.strategy.build_cache(self.model.config, link, workload.cached_tokens)
@@ -61,7 +70,8 @@ class CellRun:
                 workload.output_tokens,
                 clock,
                 processors,
-                prefill_chunk_tokens,
+                prefill_chunk_tokens or workload.prefill_chunk_tokens,
+                compile_mode(self.spec.strategy),
             )
             self.device.synchronize()
         finally:
@@ -70,9 +80,25 @@ class CellRun:
 
 
 def warm_up(run: CellRun) -> None:
-    """One full-length run with nothing attached."""
+    """One full-length run with nothing attached; its time is kept apart from the trials'."""
+    before_s = run.generate_s
     with run.device.open_link(timed=False) as link:
         run.generate(link, TokenClock(), run.forced())
+    run.warmups_s.append(run.generate_s - before_s)
+
+
+def warm_up_compiled(run: CellRun) -> None:
+    """The first use of a compiled strategy, which compiles it.
+
+    Raises:
+        CellUnsupportedError: generate() ran the model as it is.
+    """
+    warm_up(run)
+    if count_compilations() == 0:
+        raise CellUnsupportedError(
+            f"generate() compiled nothing of {type(run.model).__name__} with {run.spec.strategy.label}: its criteria "
+            "for compilation are not met"
+        )
 
 
 def record_reference(run: CellRun) -> None:
@@ -97,7 +123,10 @@ def measure_fidelity(run: CellRun, prefill_chunk_tokens: int | None = None) -> F
 
 
 def measure_timing(run: CellRun, trial: TrialSample) -> TrialSample:
-    """Times every token; nothing else is attached but the swap counters, which are read before and after."""
+    """Times every token; nothing else is attached but counters, which are read before and after."""
+    compiled = None if compile_mode(run.spec.strategy) is None else count_compilations()
+    if run.num_compilations is None:
+        run.num_compilations = compiled
     with run.device.open_link(timed=False) as link:
         run.device.synchronize()
         with HostMemoryMeter() as host:
@@ -110,6 +139,7 @@ def measure_timing(run: CellRun, trial: TrialSample) -> TrialSample:
         output_tokens=tokens_BN.shape[1],
         swap_in_bytes=host.swap_in_bytes,
         swap_out_bytes=host.swap_out_bytes,
+        num_compilations=None if compiled is None else count_compilations() - compiled,
     )
 
 

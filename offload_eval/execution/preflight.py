@@ -1,13 +1,15 @@
 """Everything that can be refused before a model is loaded, in one process that touches no weights."""
 
-from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from offload_eval.core.experiment import DeviceName, Experiment, StrategySpec, StreamedSpec, is_auto
+from offload_eval.core.experiment import Attention, DeviceName, Experiment, StrategySpec, StreamedSpec, is_auto
+from offload_eval.core.factors import expand_workloads
 from offload_eval.errors import InputError, UnableError
+from offload_eval.execution.attention import attention_refusal, build_traceable_with
 from offload_eval.execution.devices import accelerator_uuid, resolve_device
 from offload_eval.execution.messages import Preflight
-from offload_eval.execution.model_loading import build_traceable, load_config, read_model_facts
+from offload_eval.execution.model_loading import load_config, read_model_facts
 from offload_eval.execution.prompts import prepare_prompts
 from offload_eval.instruments.environment import read_machine
 from offload_eval.strategies.registry import load_strategy
@@ -35,12 +37,8 @@ def run_preflight(experiment: Experiment) -> Preflight:
             f"cpu.compute_threads: {threads}; allowed: 1 to {machine.cpu_cores}, the cores of this process"
         )
     model = read_model_facts(experiment.model, config)
-    refusals = {
-        (workload.label, strategy.label): load_strategy(strategy).refusal(device, config, workload)
-        for workload in experiment.workloads
-        for strategy in experiment.strategies
-    }
-    autos = _resolve_autos(experiment, config, device, refusals)
+    refusals = _refusals(experiment, device, config)
+    autos = _resolve_autos(experiment, device, refusals)
     return Preflight(
         device=device,
         evidence="measured" if device == "cuda" else "emulated",
@@ -52,22 +50,43 @@ def run_preflight(experiment: Experiment) -> Preflight:
     )
 
 
+_Cell = tuple[str, str]
+"""Labels of a workload and a strategy."""
+
+
 def _resolve_autos(
-    experiment: Experiment, config: Any, device: DeviceName, refusals: Mapping[tuple[str, str], str | None]
-) -> dict[tuple[str, str], StrategySpec | str]:
-    """What stands for each `resident_share: auto`, by workload and strategy label, or why nothing can."""
-    strategies = [each for each in experiment.strategies if isinstance(each, StreamedSpec) and is_auto(each)]
-    model = build_traceable(experiment.model, config) if strategies else None
+    experiment: Experiment, device: DeviceName, refusals: dict[_Cell, str | None]
+) -> dict[_Cell, StrategySpec | str]:
+    """What stands for each `resident_share: auto` that is not refused, or why nothing can."""
+
+    @cache
+    def model(attention: Attention | None) -> Any:
+        return build_traceable_with(experiment.model, attention)
+
     budget = experiment.budget
     available_bytes = budget.device_bytes - budget.runtime_bytes - budget.reserve_bytes
-    answers: dict[tuple[str, str], StrategySpec | str] = {}
-    for strategy in strategies:
-        for workload in experiment.workloads:
+    answers: dict[_Cell, StrategySpec | str] = {}
+    for strategy in (each for each in experiment.strategies if isinstance(each, StreamedSpec) and is_auto(each)):
+        for workload in expand_workloads(experiment):
             cell = (workload.label, strategy.label)
-            if refusals[cell] is not None:
-                continue
-            try:
-                answers[cell] = resolve_auto(model, strategy, workload, available_bytes, device=device)
-            except UnableError as error:
-                answers[cell] = f"resident_share: auto is resolved by a trace, and there is none: {error}"
+            if refusals[cell] is None:
+                try:
+                    traceable = model(workload.attn_implementation)
+                    answers[cell] = resolve_auto(traceable, strategy, workload, available_bytes, device=device)
+                except UnableError as error:
+                    answers[cell] = f"resident_share: auto is resolved by a trace, and there is none: {error}"
     return answers
+
+
+def _refusals(experiment: Experiment, device: DeviceName, config: Any) -> dict[tuple[str, str], str | None]:
+    """Why a cell cannot run; each attention is tried once, on a model without data."""
+    attentions: dict[str | None, str | None] = {}
+    refusals = {}
+    for workload in expand_workloads(experiment):
+        attention = workload.attn_implementation
+        if attention not in attentions:
+            attentions[attention] = attention_refusal(experiment.model, config, device, attention)
+        for strategy in experiment.strategies:
+            refusal = attentions[attention] or load_strategy(strategy).refusal(device, config, workload)
+            refusals[workload.label, strategy.label] = refusal
+    return refusals

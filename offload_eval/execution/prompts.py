@@ -15,6 +15,7 @@ from offload_eval.core.experiment import (
     TextPrompt,
     Workload,
 )
+from offload_eval.core.factors import asked_index, expand_workloads
 from offload_eval.core.shape import ModelFacts
 from offload_eval.errors import InputError
 from offload_eval.execution.messages import TokenArray
@@ -34,13 +35,14 @@ def prepare_prompts(experiment: Experiment, model: ModelFacts) -> dict[str, Toke
     Raises:
         InputError: A workload is longer than the model's context, or needs more tokens than the text has.
     """
-    for index, workload in enumerate(experiment.workloads):
+    workloads = [(asked_index(experiment, index), each) for index, each in enumerate(expand_workloads(experiment))]
+    for index, workload in workloads:
         _check_context(index, workload, model)
         _check_size(index, workload)
     texts: dict[PromptSource, TokenArray] = {}
     tokenizer = None
     prompts = {}
-    for index, workload in enumerate(experiment.workloads):
+    for index, workload in workloads:
         if isinstance(workload.prompt, RandomPrompt):
             prompts[workload.label] = _random_tokens(workload, model.vocab_size)
             continue

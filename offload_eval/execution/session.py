@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from offload_eval.core.experiment import Experiment, RunSpec, content_hash
+from offload_eval.core.factors import expand_workloads
 from offload_eval.core.records import Evidence, Failure, RunRecord, record_id
 from offload_eval.errors import UnableError
 from offload_eval.execution.launcher import Died, TimedOut, Worker
@@ -70,7 +71,7 @@ def expand_cells(experiment: Experiment, preflight: Preflight) -> list[RunSpec]:
             measurement=experiment.measurement,
         )
         for strategy in strategies
-        for workload in experiment.workloads
+        for workload in expand_workloads(experiment)
     ]
 
 

@@ -64,8 +64,11 @@ def tracer_main(connection: Connection, model: ModelSpec, log_path: Path) -> Non
     become_worker(log_path)
     import torch
 
+    from offload_eval.execution.attention import build_traceable_with
+
     torch.set_num_threads(1)  # there is nothing to compute
-    dataless: Any = None
+    dataless: dict[str | None, Any] = {}
+    """By the attention of a workload; None: the model's own."""
     while True:
         try:
             task: TraceTask = connection.recv()
@@ -73,19 +76,15 @@ def tracer_main(connection: Connection, model: ModelSpec, log_path: Path) -> Non
             return
         started_at, started = datetime.now(UTC), time.perf_counter()
         try:
-            dataless = dataless or _build(model)
-            result = _traced(task.spec, dataless, started_at, started)
+            attention = task.spec.workload.attn_implementation
+            if attention not in dataless:
+                dataless[attention] = build_traceable_with(model, attention)
+            result = _traced(task.spec, dataless[attention], started_at, started)
         except UnableError as error:
             result = ended("unsupported", _failure(error), started_at)
         except Exception as error:  # whatever upstream raises is this trace's result, and the run goes on
             result = ended("failed", _failure(error), started_at)
         connection.send(result)
-
-
-def _build(model: ModelSpec) -> Any:
-    from offload_eval.execution.model_loading import build_traceable, load_config
-
-    return build_traceable(model, load_config(model))
 
 
 def _traced(spec: RunSpec, model: Any, started_at: datetime, started: float) -> CellResult:

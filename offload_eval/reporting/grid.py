@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from offload_eval.analysis.cells import latest_records
 from offload_eval.core.experiment import Experiment
+from offload_eval.core.factors import expand_workloads
 from offload_eval.core.records import RunRecord
 
 
@@ -25,7 +26,7 @@ def experiment_cells(experiment: Experiment, records: Sequence[RunRecord]) -> tu
     found: dict[tuple[str, str], list[RunRecord]] = {}
     for record in latest_records(records):
         found.setdefault((record.spec.workload.label, record.spec.strategy.label), []).append(record)
-    asked = [(load.label, strategy.label) for load in experiment.workloads for strategy in experiment.strategies]
+    asked = _asked(experiment)
     return tuple(
         Cell(workload, strategy, record)
         for workload, strategy in dict.fromkeys([*asked, *found])
@@ -35,11 +36,16 @@ def experiment_cells(experiment: Experiment, records: Sequence[RunRecord]) -> tu
 
 def in_order(experiment: Experiment, records: Sequence[RunRecord]) -> list[RunRecord]:
     """All records, of runs and of traces, in the experiment's order; those of other cells come last."""
-    asked = [(load.label, strategy.label) for load in experiment.workloads for strategy in experiment.strategies]
+    asked = _asked(experiment)
     places = {cell: place for place, cell in enumerate(asked)}
     cells = [(record.spec.workload.label, record.spec.strategy.label) for record in records]
     order = sorted(range(len(records)), key=lambda index: places.get(cells[index], len(places)))
     return [records[index] for index in order]
+
+
+def _asked(experiment: Experiment) -> list[tuple[str, str]]:
+    workloads = expand_workloads(experiment)
+    return [(load.label, strategy.label) for load in workloads for strategy in experiment.strategies]
 
 
 def recorded(cells: Sequence[Cell]) -> list[RunRecord]:

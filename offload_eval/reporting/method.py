@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 from offload_eval.analysis.capacity import SESSIONS_BY_PEAK_ASSUMPTION
 from offload_eval.analysis.cells import latest_records, latest_traces, ran_on_own_tokens
 from offload_eval.analysis.statistics import CONFIDENCE
-from offload_eval.core.experiment import Experiment
+from offload_eval.core.experiment import Experiment, compile_mode
+from offload_eval.core.factors import expand_workloads
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.markdown import Verbatim, bullets, code, escape, fence, render_table
 from offload_eval.reporting.sentences import EVIDENCE_WORDS
@@ -253,7 +254,8 @@ def _passes(experiment: Experiment, records: Sequence[RunRecord]) -> list[str]:
         f"{plan.trials} for time with nothing else attached, {plan.memory_trials} for memory, "
         f"{plan.transfer_trials} for transfers where the strategy uses the link{fidelity}. A column of trials says "
         "how many of the plan there are. Over several trials peaks are the maximum, bytes and times the median.",
-        f"Warm-up: {plan.warmups} full-length runs before anything is timed{besides}.",
+        f"Warm-up: {plan.warmups} full-length runs before anything is timed{besides}.{_first_use(experiment)}",
+        *_factors(experiment),
         _forced_tokens(experiment, records),
         *([_noise_floor(records)] if plan.fidelity else []),
         "Interval: two order statistics that hold the true median with the stated coverage, at least "
@@ -261,6 +263,29 @@ def _passes(experiment: Experiment, records: Sequence[RunRecord]) -> list[str]:
         "percentiles are nearest-rank, over all trials together.",
         "A dash is a number that does not exist: not measured, not defined, or not known. It is never zero.",
     ]
+
+
+def _first_use(experiment: Experiment) -> str:
+    if all(compile_mode(strategy) is None for strategy in experiment.strategies):
+        return ""
+    return (
+        " A compiled strategy takes at least one, before every other pass: it compiles for itself in that one, with "
+        "nothing left of earlier cells. The times of all warm-ups are kept in conditions.warmups_s, and in no trial."
+    )
+
+
+def _factors(experiment: Experiment) -> list[str]:
+    """What holds of chunks and attention, where there are any."""
+    workloads = expand_workloads(experiment)
+    said = []
+    if any(workload.prefill_chunk_tokens is not None for workload in workloads):
+        said.append(
+            "A workload with chunks is prefilled in them in every pass, the baseline's recording included; its noise "
+            "floor is the baseline against itself in other chunks, of half the size or less."
+        )
+    if any(workload.attn_implementation is not None for workload in workloads):
+        said.append("A workload with an attention of its own has its own baseline, computed with that attention.")
+    return said
 
 
 def _forced_tokens(experiment: Experiment, records: Sequence[RunRecord]) -> str:

@@ -17,6 +17,7 @@ from offload_eval.reporting.method import render_evidence, render_method, render
 from offload_eval.reporting.sentences import workload_sentences
 from offload_eval.reporting.strategy_tables import render_analytic_card, render_spread, render_strategy_tables
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
+from offload_eval.reporting.warmup_table import render_warmups
 from offload_eval.units import format_bytes, format_duration
 
 NOTHING = "Nothing has been recorded yet."
@@ -44,6 +45,7 @@ def render_report(experiment: Experiment, records: Sequence[RunRecord]) -> str:
         section(MEMORY_TITLE, render_memory(everything) or NOTHING),
         section("Findings", _findings(everything)),
         section("Spread", render_spread(ordered) or "No cell was timed."),
+        *([section("First use of compiled cells", warmups)] if (warmups := render_warmups(ordered)) else []),
         section("Method", render_method(experiment, everything)),
         section("Machine, versions and model", _machines(ordered or everything) or NOTHING),
         section("How to reproduce", render_reproduction(ordered or everything)),

@@ -24,8 +24,9 @@ from offload_eval.analysis.statistics import (
     tokens_per_s,
     tpot_s,
 )
-from offload_eval.core.experiment import content_hash
+from offload_eval.core.experiment import compile_mode, content_hash
 from offload_eval.core.records import PhaseSample, RunRecord, TrialSample
+from offload_eval.reporting.warmup_table import first_use_s
 
 TEXT: Final = "string"
 COUNT: Final = "Int64"
@@ -65,8 +66,14 @@ STRATEGY_COLUMNS: Final[dict[str, str]] = {
     "exposed_s_per_token": REAL,
     "mean_kl_nats": REAL,
     "noise_floor_nats": REAL,
+    "batch_size": COUNT,
+    "prefill_chunk_tokens": COUNT,
+    "attn_implementation": TEXT,
+    "compile": TEXT,
+    "first_use_s": REAL,
     "run_id": TEXT,
 }
+"""`first_use_s` is the warm-up in which a compiled cell compiles; no trial has it in it."""
 _TRIAL_FIELDS: Final[dict[str, str]] = {
     "ttft_s": REAL,
     "e2e_latency_s": REAL,
@@ -79,6 +86,7 @@ _TRIAL_FIELDS: Final[dict[str, str]] = {
     "swap_in_bytes": COUNT,
     "swap_out_bytes": COUNT,
     "num_alloc_retries": COUNT,
+    "num_compilations": COUNT,
 }
 _PHASE_FIELDS: Final = {name: REAL if name.endswith("_s") else COUNT for name in PhaseSample.__struct_fields__}
 TRIAL_COLUMNS: Final[dict[str, str]] = {
@@ -170,6 +178,11 @@ def _strategy_row(record: RunRecord, floor_nats: float | None) -> dict[str, Any]
         "exposed_s_per_token": exposed_s_per_token(record),
         "mean_kl_nats": mean_kl_nats(record),
         "noise_floor_nats": floor_nats,
+        "batch_size": record.spec.workload.batch_size,
+        "prefill_chunk_tokens": record.spec.workload.prefill_chunk_tokens,
+        "attn_implementation": record.spec.attn_implementation,
+        "compile": compile_mode(record.spec.strategy),
+        "first_use_s": first_use_s(record),
     }
 
 

@@ -18,6 +18,7 @@ from offload_eval.core.experiment import (
     Workload,
 )
 from offload_eval.core.plan import Percentile, PlanSpec, SessionGroup
+from offload_eval.store.factor_checks import check_factors
 from offload_eval.store.origin import KeyPath, suggest
 
 Problem = tuple[KeyPath, str]
@@ -54,6 +55,7 @@ def check_arithmetic(experiment: Experiment) -> Iterator[Problem]:
     yield from _check_plan(experiment.plan)
     yield from _check_labels("workloads", experiment.workloads)
     yield from _check_labels("strategies", experiment.strategies)
+    yield from check_factors(experiment)
     for index, strategy in enumerate(experiment.strategies):
         if isinstance(strategy, QuantizedSpec):
             yield from _check_quantized(("strategies", index), strategy)

@@ -37,6 +37,7 @@ _STREAMED_LABEL: Final = re.compile(
     r"streamed(?=-)(-ahead(?P<prefetch_layers>\d+))?(-resident(?P<resident_share>auto|[\d.]+))?"
     r"(-residentbytes(?P<resident_bytes>\d+))?(-(?P<host_dtype>fp8|int8|int4))?"
 )
+_STATIC_LABEL: Final = re.compile(r"(?P<kind>static|offloaded_static)-compile-(?P<mode>[a-z-]+)")
 _OPTION: Final = re.compile(r"(?P<key>\w+)=(?P<value>.*)")
 
 
@@ -87,6 +88,8 @@ def _from_label(word: str) -> str:
     """A strategy's label, as outputs show it, in the form that is typed; any other word as it is."""
     if match := re.fullmatch(rf"{PAGED}-(\w+)", word):
         return f"{PAGED}:kv_cache_dtype={match[1]}"
+    if match := _STATIC_LABEL.fullmatch(word):
+        return f"{match['kind']}:compile={match['mode']}"
     if match := _STREAMED_LABEL.fullmatch(word):
         options = [f"{name}={value}" for name, value in match.groupdict().items() if value is not None]
         return f"streamed:{','.join(options)}"

@@ -1,11 +1,16 @@
 """transformers' offloading of its StaticCache, metered from outside and otherwise untouched."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from offload_eval.core.experiment import DeviceName, OffloadedStaticSpec, Workload
 from offload_eval.strategies.link import Link
 from offload_eval.strategies.offloaded import MeteredOffloading, device_refusal, with_meters
 from offload_eval.strategies.upstream import StaticCache, require_methods, static_refusal
+
+_NOT_COMPILED: Final = (
+    "its copies run on a stream of their own inside Cache.update and are counted there, in Python that a compiled "
+    "graph would leave out; compile static instead, or leave compile out"
+)
 
 
 class OffloadedStatic:
@@ -17,10 +22,12 @@ class OffloadedStatic:
         self.spec = spec
 
     def refusal(self, device: DeviceName, config: Any, _workload: Workload) -> str | None:
-        """Needs CUDA, as `offloaded` does, and a layer that upstream would offload."""
+        """Needs CUDA, as `offloaded` does, and a layer that upstream would offload; it is never compiled."""
         refusal = device_refusal(device) or static_refusal(config)
         if refusal is not None:
             return refusal
+        if self.spec.compile is not None:
+            return _NOT_COMPILED
         cache = StaticCache(config=config, max_cache_len=1)
         kinds = zip(cache.is_sliding, cache.is_linear, cache.is_dummy, strict=True)
         if all(any(kind) for kind in kinds):

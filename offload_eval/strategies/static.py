@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from offload_eval.core.experiment import DeviceName, StaticSpec, Workload
+from offload_eval.strategies.compilation import compile_refusal
 from offload_eval.strategies.link import Link
 from offload_eval.strategies.upstream import StaticCache, static_refusal
 
@@ -15,9 +16,9 @@ class Static:
     def __init__(self, spec: StaticSpec) -> None:
         self.spec = spec
 
-    def refusal(self, _device: DeviceName, config: Any, _workload: Workload) -> str | None:
-        """Runs everywhere, on a decoder whose layers upstream has static caches for."""
-        return static_refusal(config)
+    def refusal(self, device: DeviceName, config: Any, _workload: Workload) -> str | None:
+        """Runs everywhere, on a decoder whose layers upstream has static caches for; compiled, where torch can."""
+        return static_refusal(config) or compile_refusal(self.spec.compile, device, config.model_type)
 
     def prepare(self, _device: DeviceName) -> None:
         """Nothing to load."""

@@ -19,7 +19,6 @@ def trace_admission(
     available_bytes: int,
     *,
     device: DeviceName = "cuda",
-    prefill_chunk_tokens: int | None = None,
     first: Trace | None = None,
 ) -> TracedAdmission:
     """Searches the limits of prefill and decode apart, by straight lines through what was traced.
@@ -30,7 +29,6 @@ def trace_admission(
         workload: Its lengths; its batch is where the search starts.
         available_bytes: Device bytes for weights, cache and activations.
         device: As for `trace_strategy`.
-        prefill_chunk_tokens: As for `trace_strategy`.
         first: A trace of the workload, where there is one already.
 
     Returns:
@@ -44,9 +42,7 @@ def trace_admission(
     def trace_at(sessions: int) -> Trace:
         if sessions not in traces:
             asked = replace(workload, batch_size=sessions)
-            traces[sessions] = trace_strategy(
-                model, strategy, asked, device=device, prefill_chunk_tokens=prefill_chunk_tokens
-            )
+            traces[sessions] = trace_strategy(model, strategy, asked, device=device)
         return traces[sessions]
 
     start = min(workload.batch_size, MOST_SESSIONS)

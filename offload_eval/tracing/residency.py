@@ -17,7 +17,6 @@ def resolve_auto(
     available_bytes: int,
     *,
     device: DeviceName,
-    prefill_chunk_tokens: int | None = None,
 ) -> StreamedSpec:
     """Finds the share by a few traces.
 
@@ -27,7 +26,6 @@ def resolve_auto(
         workload: What it is to run.
         available_bytes: Device bytes for weights, cache and activations.
         device: As for `trace_strategy`.
-        prefill_chunk_tokens: As for `trace_strategy`.
 
     Returns:
         The strategy under the same label with the share in place of `auto`: 0, where not even that fits.
@@ -42,7 +40,7 @@ def resolve_auto(
 
     def peak_bytes(count: int) -> int:
         asked = with_resident(count)
-        trace = trace_strategy(model, asked, workload, device=device, prefill_chunk_tokens=prefill_chunk_tokens)
+        trace = trace_strategy(model, asked, workload, device=device)
         return max(trace.prefill.peak_device_bytes, trace.decode_peak_device_bytes)
 
     return with_resident(largest_that_fits(peak_bytes, available_bytes, num_layers, most=num_layers))

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from offload_eval.core.experiment import DeviceName, QuantizedSpec, StrategySpec, Workload
+from offload_eval.core.experiment import DeviceName, QuantizedSpec, StrategySpec, Workload, compile_mode
 from offload_eval.core.trace import PhaseTrace, StepTrace, Trace
 from offload_eval.errors import UnableError
 from offload_eval.generation import TokenClock, generate
@@ -41,6 +41,10 @@ HOST_ASSUMPTION: Final = (
     "Host bytes are those asked for; a pinned allocator may round each buffer up to a power of two."
 )
 ONLY_STEP: Final = "The only decode step is the last, which may fetch nothing ahead: a step before it moves more."
+COMPILED_ASSUMPTION: Final = (
+    "The code is followed before it is compiled. Compiled code fuses operators and holds fewer activations; CUDA "
+    "graphs keep a pool of memory of their own, which is not counted."
+)
 TOKENS_ASSUMPTION: Final = "Tokens that generate() copies to the host, 8 bytes a session and step, are not counted."
 
 
@@ -50,7 +54,6 @@ def trace_strategy(
     workload: Workload,
     *,
     device: DeviceName = "cuda",
-    prefill_chunk_tokens: int | None = None,
 ) -> Trace:
     """Follows one generate() on tensors without data.
 
@@ -59,10 +62,9 @@ def trace_strategy(
 
     Args:
         model: A causal language model in evaluation mode, built on `meta` by `build_traceable`, or loaded.
-        strategy: The cache strategy.
-        workload: Batch size and lengths.
+        strategy: The cache strategy. One that is compiled is followed as it is before that.
+        workload: Batch size, lengths and chunks of the prefill. Its attention is the model's: build one for each.
         device: Whose kernels and code paths are followed. No such device is needed.
-        prefill_chunk_tokens: Prefill in chunks of this many tokens.
 
     Returns:
         Live and peak bytes, bytes moved and work, of prefill and of the decode steps that decide.
@@ -70,7 +72,7 @@ def trace_strategy(
     Raises:
         UnableError: The strategy refuses the model or the workload, or an operator needs data (UntraceableError).
     """
-    tracing = _Tracing(model, strategy, workload, device, prefill_chunk_tokens)
+    tracing = _Tracing(model, strategy, workload, device)
     # A quantizer runs without data where it runs at all, and needs no compiler for the GPU.
     refusal = attention_refusal(model.config, device) or tracing.strategy.refusal(
         "cpu" if tracing.backend else device, model.config, workload
@@ -92,15 +94,13 @@ def trace_strategy(
 class _Tracing:
     """What the runs of one trace share: each fills a fresh cache from scratch."""
 
-    def __init__(
-        self, model: Any, strategy: StrategySpec, workload: Workload, device: DeviceName, chunk_tokens: int | None
-    ) -> None:
+    def __init__(self, model: Any, strategy: StrategySpec, workload: Workload, device: DeviceName) -> None:
         self.model = model
-        self.strategy = load_strategy(strategy)
+        self.strategy = load_strategy(_uncompiled(strategy))
         self.spec = strategy
         self.workload = workload
         self.device = device
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens = workload.prefill_chunk_tokens
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.repeats = Repeats(self.fakes if device == "cpu" else None)
         self.weights: list[torch.Tensor] = []
@@ -111,6 +111,8 @@ class _Tracing:
             self.assumptions.append(HOST_ASSUMPTION)
         if self.strategy.uses_link and workload.output_tokens == 2:
             self.assumptions.append(ONLY_STEP)
+        if compile_mode(strategy) is not None:
+            self.assumptions.append(COMPILED_ASSUMPTION)
         if self.backend == "hqq":
             self.assumptions.append(HQQ_ASSUMPTION)
 
@@ -179,6 +181,10 @@ class _Tracing:
         for tokens in pieces_before(step, self.workload, self.residual_length):
             run.forward(tokens)
         return run.generate(self.workload.prompt_tokens + step - 1, 2, None, held)[1]
+
+
+def _uncompiled(strategy: StrategySpec) -> StrategySpec:
+    return strategy if compile_mode(strategy) is None else msgspec.structs.replace(strategy, compile=None)
 
 
 def _logits_modules(model: Any) -> tuple[str, ...]:
