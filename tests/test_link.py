@@ -160,7 +160,7 @@ class TestMeasuring:
         """However slow the queuing, no copy runs before its last submission: a gate, a clock and nine copies."""
         submitted: list[object] = []
         seen: list[int] = []
-        with CpuCopyBench(lambda _target, _source: seen.append(len(submitted))) as bench:
+        with CpuCopyBench(lambda *_: seen.append(len(submitted))) as bench:
             submit = bench._thread.submit
 
             def submit_slowly(*arguments: Any) -> Any:
@@ -208,7 +208,7 @@ class TestMeasuring:
                 return times
 
         refusal = rf"{direction} copies of 4.00 KiB \(pageable, contiguous\): .* differ"
-        with Faulty(lambda target, source: target.copy_(source)) as bench, pytest.raises(UnableError, match=refusal):
+        with Faulty(lambda to, source, _: to.copy_(source)) as bench, pytest.raises(UnableError, match=refusal):
             measure_link(bench, copy_sizes(64 * KIB), repeats=3)
 
     def test_a_direction_that_is_not_opposed_to_the_end_is_no_figure(self) -> None:
@@ -217,7 +217,7 @@ class TestMeasuring:
                 return super().time_copies(*arguments)._replace(opposing_s=1e-9 if arguments[3:] else None)
 
         with (
-            Idle(lambda target, source: target.copy_(source)) as bench,
+            Idle(lambda target, source, _: target.copy_(source)) as bench,
             pytest.raises(UnableError, match="the other way ended first"),
         ):
             measure_link(bench, copy_sizes(8 * KIB), repeats=3)

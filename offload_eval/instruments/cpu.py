@@ -4,19 +4,18 @@ Copies, times and running out of memory are real; the link and the device are th
 here says `emulated`.
 """
 
-import ctypes
 import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 
 import torch
 
 from offload_eval.core.experiment import DeviceName
 from offload_eval.core.records import Direction, Evidence, Phase, PhaseSample
 from offload_eval.instruments.cpu_copies import CpuCopyBench
+from offload_eval.instruments.cpu_pace import PacedCopies
 from offload_eval.instruments.device import Tier, Transfer
 from offload_eval.instruments.live_storage import LiveStorageTracker, TieredMemory
 from offload_eval.instruments.transfers import TransferLog
@@ -49,7 +48,7 @@ class CpuLink:
     def __init__(self, memory: TieredMemory, *, timed: bool, bytes_per_s: int | None) -> None:
         self.log = TransferLog(timed=timed)
         self._memory = memory
-        self._bytes_per_s = bytes_per_s
+        self._copies = PacedCopies(bytes_per_s)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="link")
 
     def __enter__(self) -> "CpuLink":
@@ -87,27 +86,16 @@ class CpuLink:
         if not (target.is_contiguous() and source.is_contiguous()):
             raise ValueError("a copy over the link needs contiguous tensors")
         self.log.add_bytes(direction, target.nbytes)
-        return CpuTransfer(self._thread.submit(self._copy, self.log.phase, direction, target, source), self.log)
+        submitted_s = time.perf_counter()
+        copied = self._thread.submit(self._copy, self.log.phase, direction, target, source, submitted_s)
+        return CpuTransfer(copied, self.log)
 
-    def _copy(self, phase: Phase, direction: Direction, target: torch.Tensor, source: torch.Tensor) -> None:
-        started = time.perf_counter()
-        _copy_at_pace(target, source, bytes_per_s=self._bytes_per_s)
+    def _copy(
+        self, phase: Phase, direction: Direction, target: torch.Tensor, source: torch.Tensor, submitted_s: float
+    ) -> None:
+        busy_s = self._copies.copy(target, source, submitted_s)
         if self.log.timed:
-            self.log.add_busy(phase, direction, time.perf_counter() - started)
-
-
-def _copy_at_pace(target: torch.Tensor, source: torch.Tensor, *, bytes_per_s: int | None) -> None:
-    started = time.perf_counter()
-    # Not Tensor.copy_: that may start a second team of compute threads here. memmove releases the GIL.
-    ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
-    if bytes_per_s is not None:
-        _sleep_until(started + target.nbytes / bytes_per_s)
-
-
-def _sleep_until(deadline: float) -> None:
-    remaining_s = deadline - time.perf_counter()
-    if remaining_s > 0:
-        time.sleep(remaining_s)
+            self.log.add_busy(phase, direction, busy_s)
 
 
 class CpuMemoryMeter:
@@ -187,7 +175,7 @@ class CpuDevice:
 
     def open_copy_bench(self) -> CpuCopyBench:
         """A copy thread for raw copies, at the pace of the link."""
-        return CpuCopyBench(partial(_copy_at_pace, bytes_per_s=self._link_bytes_per_s))
+        return CpuCopyBench(PacedCopies(self._link_bytes_per_s).copy)
 
     def tier_of(self, tensor: torch.Tensor) -> Tier:
         """Host for what `empty_host` made, device for everything else."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import zip_longest
 from threading import Event
 
@@ -12,7 +12,7 @@ from offload_eval.core.link import HostMemory
 from offload_eval.core.records import Direction
 from offload_eval.instruments.copies import Copy, CopyTimes
 
-CopyFunction = Callable[[torch.Tensor, torch.Tensor], None]
+CopyFunction = Callable[[torch.Tensor, torch.Tensor, float], object]
 
 
 class CpuCopyBench:
@@ -21,7 +21,7 @@ class CpuCopyBench:
     The one thread serves both directions in turn, as the link's does, so opposed copies share its bandwidth.
 
     Args:
-        copy: Copies contiguous tensors, target first, at the link's pace.
+        copy: Copies into the first tensor from the second at the link's pace, as if submitted at the third.
     """
 
     host_memories: tuple[HostMemory, ...] = ("pageable",)
@@ -65,7 +65,7 @@ class CpuCopyBench:
         ends: dict[bool, float] = {}
         try:
             done = [
-                self._thread.submit(self._run, copy, is_measured, ends)
+                self._thread.submit(self._run, copy, is_measured, started, ends)
                 for pair in zip_longest(opposing, measured)
                 for is_measured, copy in enumerate(pair)
                 if copy is not None
@@ -78,9 +78,6 @@ class CpuCopyBench:
         started_s = started.result()
         return CopyTimes(ends[True] - started_s, ends[False] - started_s if opposing else None)
 
-    def _run(self, copy: Copy, is_measured: int, ends: dict[bool, float]) -> None:
-        if copy.source.is_contiguous():
-            self._copy(copy.target, copy.source)
-        else:
-            copy.target.copy_(copy.source)
+    def _run(self, copy: Copy, is_measured: int, started: "Future[float]", ends: dict[bool, float]) -> None:
+        self._copy(copy.target, copy.source, started.result())  # that ran first, on this very thread
         ends[bool(is_measured)] = time.perf_counter()
