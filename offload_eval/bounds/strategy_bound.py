@@ -54,6 +54,22 @@ def kv_device_bytes_after(spec: RunSpec, model: ModelFacts, step: int) -> int | 
     return workload.batch_size * int(card.device_bytes) + card.device_fixed_bytes
 
 
+def moved_bytes(spec: RunSpec, model: ModelFacts) -> tuple[int, int] | None:
+    """Bytes that a cell's whole batch moves for all its decode steps, to the device and back.
+
+    Returns:
+        None where the arithmetic refuses the model, or `session_card` has no card.
+    """
+    if model.shape is None:
+        return None
+    outputs = np.arange(2, spec.workload.output_tokens + 1)
+    lengths = Lengths(prompt_tokens=np.full_like(outputs, spec.workload.prompt_tokens), output_tokens=outputs)
+    card = session_card(model.shape, BITS_PER_VALUE[spec.model.dtype], lengths, spec.strategy)
+    if isinstance(card, str):
+        return None
+    return spec.workload.batch_size * int(card.h2d_bytes.sum()), spec.workload.batch_size * int(card.d2h_bytes.sum())
+
+
 def strategy_bound(
     shape: ModelShape,
     weights_bytes: int,
