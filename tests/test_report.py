@@ -564,7 +564,7 @@ class TestWriting:
         assert paths[0].read_text() == render_report(make_experiment(), clean_records())
         frame = pd.read_csv(paths[1])
         assert frame["tpot_s"].tolist() == pytest.approx([0.010, 0.015, 0.012])
-        assert len(pd.read_csv(paths[6])) == 9
+        assert len(pd.read_csv(paths[7])) == 9
 
     def test_rows_stand_in_the_experiments_order(self, tmp_path):
         paths = write_report(tmp_path, make_experiment(), clean_records()[::-1])
