@@ -6,7 +6,7 @@ from offload_eval.core.hardware import HardwareProfile, LinkProfile, SourcedValu
 from offload_eval.core.records import Direction, Evidence, RunRecord
 
 UNSTATED_LATENCY_S: Final[dict[Evidence, float]] = {"emulated": 2e-4, "measured": 1e-5}
-"""What one copy may cost on top of its bytes where no profile says: to wake a thread, or between two events."""
+"""What a copy may cost on top of its bytes before a link counts as slow: to wake a thread, or between two events."""
 
 
 def fitting_hardware(record: RunRecord, hardware: HardwareProfile | None) -> HardwareProfile | None:
@@ -30,9 +30,9 @@ def fitting_link(record: RunRecord, hardware: HardwareProfile | None) -> LinkPro
     )
 
 
-def latency_of(link: LinkProfile, evidence: Evidence) -> float:
-    """Seconds that one copy costs on top of its bytes."""
-    return UNSTATED_LATENCY_S[evidence] if link.latency_s is None else link.latency_s.value
+def latency_of(link: LinkProfile) -> float:
+    """Seconds that one copy costs on top of its bytes; 0 where the profile states none, as a fit may find none."""
+    return 0.0 if link.latency_s is None else link.latency_s.value
 
 
 def bandwidth_of(link: LinkProfile, direction: Direction, contended_share: float) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from offload_eval.analysis.calibrated_link import fitting_hardware
+from offload_eval.analysis.calibrated_link import UNSTATED_LATENCY_S, fitting_hardware
 from offload_eval.analysis.statistics import median_of, summarize_tpot
 from offload_eval.analysis.transfers import explain_transfers
 from offload_eval.core.hardware import HardwareProfile
@@ -12,8 +12,8 @@ from offload_eval.core.records import ProfiledCopies, ProfiledDirection, RunReco
 
 SLOW_LINK_RATIO: Final = 0.9
 """Of the calibrated link's speed; less is a finding."""
-BANDWIDTH_SHARE: Final = 2 / 3
-"""Of the expected time that bytes must take for it to say anything of the bandwidth."""
+BANDWIDTH_SHARE: Final = 0.9
+"""Of the expected time that bytes must take: else an uncertain latency is more than what may be lacking."""
 EXPOSED_SHARE: Final = 0.05
 """Of TPOT that the two figures of exposed time may differ by at least, besides the noise."""
 PROFILED_TIME_RATIO: Final = 0.05
@@ -36,7 +36,7 @@ def check_transfer_times(records: Sequence[RunRecord], hardware: HardwareProfile
 
 def _slow_link(transfer: PhaseTransfer) -> Iterator[Finding]:
     for direction, use in (("h2d", transfer.h2d), ("d2h", transfer.d2h)):
-        if use.of_link_ratio is None or use.of_link_ratio >= SLOW_LINK_RATIO or not _is_bandwidth(use):
+        if use.of_link_ratio is None or not _is_slow(use, UNSTATED_LATENCY_S[transfer.evidence]):
             continue
         assert use.bytes_per_s is not None
         assert use.calibrated_bytes_per_s is not None
@@ -47,16 +47,18 @@ def _slow_link(transfer: PhaseTransfer) -> Iterator[Finding]:
             f"{use.of_link_ratio:.0%} of what {transfer.link} gives for them ({use.calibrated_bytes_per_s / 1e9:,.3f} "
             f"GB/s, latency counted; limit {SLOW_LINK_RATIO:.0%}). Suspected cause: something else uses the link or "
             "the memory behind it, host memory of another NUMA node, pageable buffers, or a link that came up slower.",
-            remedy="Calibrate again with `offload-eval link` on this machine, and run the cell again when it is idle.",
+            remedy="Calibrate again with offload-eval link on this machine, and run the cell again when it is idle.",
             run_ids=(transfer.run_id,),
         )
 
 
-def _is_bandwidth(use: LinkUse) -> bool:
-    """Whether bytes, and not the number of copies, decide the expected time."""
-    if not use.expected_s or not use.calibrated_bytes_per_s:
+def _is_slow(use: LinkUse, unstated_latency_s: float) -> bool:
+    """Whether bytes, and not the number of copies, decide the expected time, and they took too long."""
+    if not use.num_copies or not use.calibrated_bytes_per_s or not use.busy_s:
         return False
-    return use.bytes / use.calibrated_bytes_per_s >= BANDWIDTH_SHARE * use.expected_s
+    bytes_s = use.bytes / use.calibrated_bytes_per_s
+    allowed_s = bytes_s + use.num_copies * (use.latency_s or unstated_latency_s)
+    return bytes_s >= BANDWIDTH_SHARE * allowed_s and allowed_s < SLOW_LINK_RATIO * use.busy_s
 
 
 def _exposed(transfer: PhaseTransfer, run: RunRecord) -> Iterator[Finding]:
@@ -89,19 +91,14 @@ def _exposed(transfer: PhaseTransfer, run: RunRecord) -> Iterator[Finding]:
 
 
 def _below_bound(transfer: PhaseTransfer, run: RunRecord) -> Iterator[Finding]:
-    """Of decode the mean over all steps is held against the first step's bound, which is the lowest."""
-    tpot_s = median_of(summarize_tpot(run))
-    name, seen_s, floor_s = (
-        ("TPOT", tpot_s, transfer.floor_s)
-        if transfer.phase == "decode"
-        else ("TTFT", transfer.end_latency_s, transfer.ideal_s)
-    )
-    if seen_s is None or floor_s is None or seen_s >= floor_s:
+    """The mean over all decode steps is held against the lowest bound of any."""
+    tpot_s, floor_s = median_of(summarize_tpot(run)), transfer.floor_s
+    if tpot_s is None or floor_s is None or tpot_s >= floor_s:
         return
     yield Finding(
         code="below_ideal_bound",
         severity="error",
-        message=f"{name} is {seen_s * 1000:.3f} ms where the ideal bound is {floor_s * 1000:.3f} ms: no code can be "
+        message=f"TPOT is {tpot_s * 1000:.3f} ms where the ideal bound is {floor_s * 1000:.3f} ms: no code can be "
         "that fast. Suspected cause: the clock, a synchronization that is missing, or a profile of slower hardware.",
         remedy="Do not use the times of this cell; check the hardware profile, then the instrument.",
         run_ids=(transfer.run_id,),
@@ -121,7 +118,7 @@ def _unused_hardware(run: RunRecord, hardware: HardwareProfile | None) -> Iterat
         severity="note",
         message=f"the hardware profile {hardware.name} {link}, and the run is {run.evidence}: nothing was held "
         "against it.",
-        remedy="Give the profile that `offload-eval link --out` writes on this device.",
+        remedy="Give the profile that offload-eval link --out writes on this device.",
         run_ids=(run.run_id,),
     )
 

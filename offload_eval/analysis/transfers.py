@@ -90,7 +90,7 @@ def _explained(
     link = fitting_link(run, hardware)
     steps = 1 if phase == "prefill" else run.spec.workload.output_tokens - 1
     exposed_s, reference = sample.exposed_transfer_s, transfer_reference(run, runs)
-    bounds, floor_s = _bounds(phase, run, trace, fitting_hardware(run, hardware))
+    bounds, floor_s = (None, None) if phase == "prefill" else _bounds(run, trace, fitting_hardware(run, hardware))
     return PhaseTransfer(
         workload=run.spec.workload.label,
         strategy=run.spec.strategy.label,
@@ -98,8 +98,8 @@ def _explained(
         run_id=run.run_id,
         evidence=run.evidence,
         steps=steps,
-        h2d=_use("h2d", run, sample, link),
-        d2h=_use("d2h", run, sample, link),
+        h2d=_use("h2d", sample, link),
+        d2h=_use("d2h", sample, link),
         num_pageable_copies=sample.num_pageable_copies,
         link=None if link is None else link.name,
         exposed_by_waits_s=None if exposed_s is None else exposed_s / steps,
@@ -115,7 +115,7 @@ def _explained(
     )
 
 
-def _use(direction: Direction, run: RunRecord, sample: PhaseSample, link: LinkProfile | None) -> LinkUse:
+def _use(direction: Direction, sample: PhaseSample, link: LinkProfile | None) -> LinkUse:
     busy_s, other_s = sample.h2d_busy_s, sample.d2h_busy_s
     moved, copies = sample.h2d_bytes or 0, sample.num_h2d_copies
     if direction == "d2h":
@@ -127,7 +127,7 @@ def _use(direction: Direction, run: RunRecord, sample: PhaseSample, link: LinkPr
     bandwidth = bandwidth_of(link, direction, min(1.0, (other_s or 0.0) / busy_s))
     if bandwidth is None or copies is None:
         return msgspec.structs.replace(use, calibrated_bytes_per_s=bandwidth)
-    latency_s = latency_of(link, run.evidence)
+    latency_s = latency_of(link)
     expected_s = copies * latency_s + moved / bandwidth
     return msgspec.structs.replace(
         use,
@@ -153,18 +153,20 @@ def _difference_s(phase: Phase, run: RunRecord, reference: RunRecord) -> float |
 
 
 def _bounds(
-    phase: Phase, run: RunRecord, trace: Trace | None, hardware: HardwareProfile | None
+    run: RunRecord, trace: Trace | None, hardware: HardwareProfile | None
 ) -> tuple[PhaseLatency | None, float | None]:
-    """The bounds of the prefill or of the last decode steps, and of decode the ideal one of the first step."""
+    """The bounds of the last decode steps, and the lowest ideal bound of any traced step.
+
+    Of prefill there are none: a first token is out before its prompt's write-back is through.
+    """
     if trace is None or hardware is None:
         return None, None
-    first = msgspec.structs.replace(
-        trace, steps=trace.steps[:1], workload=msgspec.structs.replace(trace.workload, output_tokens=2)
-    )
+    shortest = msgspec.structs.replace(trace.workload, output_tokens=2)
+    alone = [msgspec.structs.replace(trace, steps=(step,), workload=shortest) for step in trace.steps]
     try:
-        last, earliest = (
-            bound_latency(each, run.model.shape, hardware, run.spec.model.dtype) for each in (trace, first)
+        last, *each = (
+            bound_latency(one, run.model.shape, hardware, run.spec.model.dtype).tpot for one in (trace, *alone)
         )
-    except InputError:  # the profile lacks a figure; `check_hardware` says which
+    except InputError:  # the profile lacks a figure that is needed
         return None, None
-    return (last.ttft, None) if phase == "prefill" else (last.tpot, earliest.tpot.ideal.seconds)
+    return last, min(bounds.ideal.seconds for bounds in each)

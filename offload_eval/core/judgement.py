@@ -121,10 +121,11 @@ class PhaseTransfer(Strict, frozen=True, kw_only=True):
     end_latency_s: float | None = None
     """TTFT; of decode the median latency of the last tenth of the steps, as the bounds are those of the last ones."""
     ideal_s: float | None = None
+    """Of the last decode steps; there are no bounds of a prefill here."""
     scheduled_s: float | None = None
     serial_s: float | None = None
     floor_s: float | None = None
-    """The ideal bound of the first decode step, which no step and so no TPOT can beat."""
+    """The lowest ideal bound of any traced decode step, each with the shortest cache: no TPOT can beat it."""
 
 
 class Finding(Strict, frozen=True, kw_only=True):

@@ -238,7 +238,7 @@ METHODS: Final = (
         f"{RUN} over calibrated",
         "(copies * latency + bytes / bandwidth) / busy",
         "100 % is the calibrated link at copies of these sizes: its bandwidth alone, or with the other direction as "
-        "busy as it was. Where no latency is stated, 0.2 ms a copy emulated, 0.01 ms measured.",
+        "busy as it was.",
     ),
     Method(
         "exposed by waits",
@@ -270,7 +270,8 @@ METHODS: Final = (
         "ideal, scheduled, serial",
         "traced, on the hardware profile",
         "max of compute, memory and link; what the strategy's streams overlap; their sum",
-        "Lower bounds, not predictions: no launch overhead. Only with a hardware profile of the run's rung.",
+        "Of the last decode steps: lower bounds, not predictions. Only with a hardware profile of the run's rung. Of "
+        "prefill there are none: a first token is out before its prompt's write-back is through.",
         of_trace=True,
     ),
     Method(

@@ -106,8 +106,8 @@ def _held_against(frame: pd.DataFrame, hardware: HardwareProfile | None) -> str:
     links = list(frame["link"].dropna().unique())
     if not links:
         return (
-            "No calibrated link is known for this run: give `hardware:` in the experiment, a profile that "
-            "`offload-eval link --out` writes. Speeds stand alone, and there are no bounds."
+            "No calibrated link is known for this run: give hardware in the experiment, a profile that "
+            "offload-eval link --out writes. Speeds stand alone, and there are no bounds."
         )
     bounds = (
         "Bounds need a profile with memory bandwidth and peaks, and a trace."
