@@ -5,6 +5,7 @@ import pytest
 from factories import (
     DYNAMIC,
     STREAMED,
+    make_experiment,
     make_facts,
     make_phase,
     make_phase_trace,
@@ -29,6 +30,9 @@ from offload_eval.core.hardware import HardwareProfile, LinkProfile, PeakFlops, 
 from offload_eval.core.records import ProfiledCopies, ProfiledDirection
 from offload_eval.core.shape import LayerGroup
 from offload_eval.core.trace import StepTrace
+from offload_eval.reporting.method import METHODS
+from offload_eval.reporting.report import render_report
+from offload_eval.reporting.transfer_tables import TIMES, TRAFFIC, render_transfers
 
 
 def sourced(value):
@@ -263,6 +267,57 @@ class TestProfiler:
     @pytest.mark.parametrize("changes", [{}, {"accounted_busy_s": 0.01054}, {"accounted_busy_s": 0.00951}])
     def test_what_agrees_is_not(self, changes):
         assert codes([make_profiled(**changes)]) == []
+
+
+class TestReport:
+    def test_every_number_has_its_unit_and_its_rung(self):
+        # 7.8 MB / 156 steps = 48.83 KiB; 0.9 s / 156 = 5.769 ms; 7.8 MB / 0.9 s = 0.008667 GB/s; 0.8424 / 0.9.
+        steps = (step_of(1, 0, 0, matmul_flops=1_000_000), step_of(156, 0, 0, matmul_flops=3_000_000))
+        traced = make_traced(STREAMED, trace=make_trace(STREAMED, steps=steps))
+        text = render_transfers([make_record(evidence="measured"), make_moving(), traced], make_hardware())
+        assert "held against slow link. Bounds: of small" in text
+        assert "Traffic of a decode step, measured: small" in text
+        assert table_rows(text, "H2D (KiB)") == [
+            {
+                "strategy": "streamed",
+                "H2D (KiB)": "48.83",
+                "D2H (B)": "0",
+                "H2D copies": "1.000",
+                "pageable, whole phase (copies)": "0",
+                "H2D busy (ms)": "5.769",
+                "D2H busy (ms)": "0",
+                "H2D speed (GB/s)": "0.008667",
+                "H2D of the link (%)": "93.6",
+            }
+        ]
+        (times,) = table_rows(text, "hidden (%)")
+        assert (times["exposed by waits (ms)"], times["exposed by difference (ms)"]) == ("5.000", "5.000")
+        # 1 - 0.78 / 0.9 = 13.3 %; 3 MFLOP at 1 GFLOP/s is 3 ms, more than 1 MB of weights at 1 GB/s.
+        assert (times["hidden (%)"], times["reference"]) == ("13.3", "dynamic")
+        assert (times["end latency (ms)"], times["ideal, traced (ms)"]) == ("15.00", "3.000")
+
+    def test_without_a_calibrated_link_the_report_says_what_is_missing(self):
+        text = render_transfers([make_moving()])
+        assert "No calibrated link is known" in text
+        assert "of the link" not in text
+
+    def test_nothing_is_said_where_no_cell_uses_the_link(self):
+        assert render_transfers([make_record()], make_hardware()) == ""
+        assert "No cell that uses the link has been measured." in render_report(make_experiment(), [make_record()])
+
+    def test_every_column_is_in_the_method_table(self):
+        named = " ".join(method.columns for method in METHODS)
+        for column in (*TRAFFIC, *TIMES):
+            title = column.title.split(" (")[0].split(",")[0]
+            assert title in named or title == "reference", title
+
+
+def table_rows(text, title):
+    """The rows of the one table with a column of that title, as a reader sees them."""
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|") and title in block]
+    ((head, _, *rows),) = blocks
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in (head, *rows)]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[1:]]
 
 
 def test_records_from_before_copies_were_counted_still_load_and_say_nothing_of_them():

@@ -6,7 +6,8 @@ and 15 tokens of 3 layers: 54 * 3 * 512 = 82,944 bytes in 12 copies, of which th
 fetched when the prefill ends. Decode writes back 4 * 3 rows: 6,144 bytes in 12 copies.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -33,8 +34,10 @@ from offload_eval.core.experiment import (
 )
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, SourcedValue
 from offload_eval.core.records import RunRecord, record_id
+from offload_eval.errors import UnableError
 from offload_eval.execution.cell import measure_cell, record_reference
 from offload_eval.execution.reference import ReferenceFiles
+from offload_eval.instruments.copy_profile import ProfiledCopy
 from offload_eval.instruments.cpu import CpuDevice, CpuLink, CpuTransfer
 from offload_eval.tracing.trace import trace_strategy
 
@@ -136,8 +139,10 @@ def run_cell(model: Any, tmp_path_factory: pytest.TempPathFactory) -> RunCell:
     spec = spec_of(StreamedSpec())
     trace = trace_strategy(model, spec.strategy, spec.workload, device="cpu")
 
-    def run(link_class: type[CpuLink] = CpuLink, bytes_per_s: int = PACE_BYTES_PER_S) -> list[RunRecord]:
-        device = PlantedDevice(link_class, bytes_per_s)
+    def run(
+        link_class: type[CpuLink] = CpuLink, bytes_per_s: int = PACE_BYTES_PER_S, device: CpuDevice | None = None
+    ) -> list[RunRecord]:
+        device = device or PlantedDevice(link_class, bytes_per_s)
         result = measure_cell(spec, model, device, folder, make_conditions(), lambda *_: None)
         assert result.status == "ok", result.failure
         common = {"spec": spec, "machine": make_machine(), "model": facts, "status": "ok", "duration_s": 1.0}
@@ -216,3 +221,56 @@ def test_a_link_20_percent_slower_than_its_profile_is_found(run_cell: RunCell) -
     assert codes_of(records) == {"link_below_calibration"}
     assert codes_of(records, profile_of(PACE_BYTES_PER_S)) == {"link_below_calibration"}
     assert codes_of(records, profile_of(PACE_BYTES_PER_S * 4 // 5)) == set(), "the same run on the link that it had"
+
+
+class ProfilingDevice(CpuDevice):
+    """The cpu device with a profiler, which writes down every copy as it is submitted, 1 ms each."""
+
+    has_profiler = True
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        super().__init__()
+        self.seen: list[ProfiledCopy] = []
+        self._failure = failure
+
+    @contextmanager
+    def profile_copies(self) -> Iterator[list[ProfiledCopy]]:
+        copies: list[ProfiledCopy] = []
+        self.seen.clear()
+        yield copies
+        if self._failure is not None:
+            raise self._failure
+        copies += [*self.seen, ProfiledCopy("d2h", BATCH * 8, 1e-3, True)]
+
+    def open_link(self, *, timed: bool) -> CpuLink:
+        seen = self.seen
+
+        class Profiled(CpuLink):
+            def h2d(self, device: torch.Tensor, host: torch.Tensor, after: Sequence[Any] = ()) -> CpuTransfer:
+                seen.append(ProfiledCopy("h2d", host.nbytes, 1e-3, False))
+                return super().h2d(device, host, after)
+
+            def d2h(self, host: torch.Tensor, device: torch.Tensor, after: Sequence[Any] = ()) -> CpuTransfer:
+                seen.append(ProfiledCopy("d2h", host.nbytes, 1e-3, False))
+                return super().d2h(host, device, after)
+
+        return Profiled(self.memory, timed=timed, bytes_per_s=None)
+
+
+def test_where_the_device_has_a_profiler_a_pass_lays_its_records_beside_the_account(run_cell: RunCell) -> None:
+    """Both phases: 12 fetches of 82,944 bytes; 3 prompts' rows of 6,144 bytes and 12 tokens' of 512."""
+    profiled = run_cell(device=ProfilingDevice())[0].trials[0].profiled_copies
+    assert profiled is not None
+    assert profiled.output_tokens == OUTPUT
+    assert (profiled.h2d.bytes, profiled.h2d.accounted_bytes) == (82_944, 82_944)
+    assert (profiled.h2d.num_copies, profiled.h2d.num_accounted_copies) == (12, 12)
+    assert (profiled.d2h.bytes, profiled.d2h.accounted_bytes) == (24_576, 24_576)
+    assert (profiled.d2h.num_copies, profiled.d2h.num_other_copies) == (15, 1)
+    assert (profiled.h2d.copy_s, profiled.d2h.copy_s) == pytest.approx((0.012, 0.015))
+
+
+def test_a_profile_that_cannot_be_read_costs_the_cross_check_and_not_the_cell(run_cell: RunCell) -> None:
+    trial = run_cell(device=ProfilingDevice(UnableError("another format")))[0].trials[0]
+    assert trial.profiled_copies is None
+    assert trial.decode.h2d_bytes == 76_800
+    assert trial.e2e_latency_s is not None
