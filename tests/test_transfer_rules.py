@@ -25,11 +25,12 @@ from offload_eval.analysis.calibrated_link import bandwidth_of, fitting_link
 from offload_eval.analysis.findings import find
 from offload_eval.analysis.traced_totals import traced_decode
 from offload_eval.analysis.transfers import explain_transfers, transfer_reference
-from offload_eval.core.experiment import CpuSpec, StreamedSpec
+from offload_eval.bounds.strategy_bound import moved_bytes
+from offload_eval.core.experiment import CpuSpec, OffloadedSpec, OffloadedStaticSpec, StreamedSpec
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, PeakFlops, SourcedValue
 from offload_eval.core.records import ProfiledCopies, ProfiledDirection
 from offload_eval.core.shape import LayerGroup
-from offload_eval.core.trace import StepTrace
+from offload_eval.core.trace import PhaseTrace, StepTrace
 from offload_eval.reporting.method import METHODS
 from offload_eval.reporting.report import render_report
 from offload_eval.reporting.transfer_tables import TIMES, TRAFFIC, render_transfers
@@ -214,6 +215,37 @@ class TestTrace:
         trace = make_trace(STREAMED, workload=workload, steps=(step_of(1, 1000, 64), step_of(2, 7, 64, copies=1)))
         unknown = make_streamed(model=make_facts(shape=None, shape_refusal="unknown"))
         assert traced_decode(unknown, trace) == (1007, 128, 3, 4)
+
+    @pytest.mark.parametrize(("seen_bytes", "differs"), [(5_120, False), (5_136, True)])
+    def test_a_prefill_is_held_to_its_trace_less_what_the_baselines_sends(self, seen_bytes, differs):
+        """A window's layers are set up with two scalars of 8 bytes, under the baseline as well."""
+        parts = {"TinyForCausalLM": 37_488}
+        own = {"h2d_bytes": 16, "num_h2d_copies": 2}
+        fetched = {"h2d_bytes": 5_136, "num_h2d_copies": 3, "d2h_bytes": 640, "num_d2h_copies": 2}
+        traces = [
+            make_traced(
+                strategy,
+                trace=make_trace(strategy, prefill=PhaseTrace(**make_phase_trace(1_037_488, 0, parts, **moved))),
+            )
+            for strategy, moved in ((DYNAMIC, own), (STREAMED, fetched))
+        ]
+        prefill = make_phase(h2d_bytes=seen_bytes, d2h_bytes=640, num_h2d_copies=1, num_d2h_copies=2)
+        trials = make_trials(0.015, prefill=prefill, decode=make_phase(1_030_000))
+        assert ("transfers_differ_from_trace" in codes([make_streamed(trials=trials), *traces])) == differs
+        assert "transfers_differ_from_trace" not in codes([make_streamed(trials=trials), traces[1]])
+
+    @pytest.mark.parametrize(
+        ("strategy", "fetched", "written"),
+        # A token of both layers is 128 bytes for the batch, 156 steps: buffers of 256 tokens; or 100 to 255 tokens.
+        [
+            (OffloadedStaticSpec(), 156 * 256 * 128, 156 * 256 * 128),
+            (STREAMED, 3_544_320, 19_968),
+            (OffloadedSpec(), 3_544_320, 3_544_320 + 19_968),
+            (DYNAMIC, 0, 0),
+        ],
+    )
+    def test_the_card_of_all_steps(self, strategy, fetched, written):
+        assert moved_bytes(make_spec(strategy), make_facts()) == (fetched, written)
 
 
 class TestBounds:

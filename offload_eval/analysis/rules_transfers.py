@@ -1,11 +1,13 @@
 """Rules about what crossed the link: counts that a trace or the arithmetic contradicts, and copies that block."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
 
 from offload_eval.analysis.cells import latest_records, latest_traces, merged_sample
 from offload_eval.analysis.traced_totals import MovedTotals, traced_decode, traced_prefill
 from offload_eval.bounds.strategy_bound import moved_bytes
-from offload_eval.core.experiment import StreamedSpec, content_hash
+from offload_eval.core.experiment import DynamicSpec, StreamedSpec, content_hash
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import Phase, PhaseSample, RunRecord
 from offload_eval.core.trace import Trace
@@ -16,22 +18,32 @@ _WORDS = ("bytes to the device", "bytes to the host", "copies to the device", "c
 def check_traced_transfers(records: Sequence[RunRecord]) -> list[Finding]:
     """A run moved other bytes than its trace, or in another number of copies.
 
-    Decode of every strategy is held to it; the prefill of `streamed` alone: when upstream's caches are set up, scalars
-    cross the link that no step moves.
+    Decode of every strategy is held to it; the prefill of `streamed` alone, less what the baseline's prefill sends by
+    its trace: when upstream's layers are set up, scalars cross the link that no strategy moves.
     """
     traces = {content_hash(record.spec): record.trace for record in latest_traces(records)}
     return [
         finding
         for run in latest_records(records)
         if run.status == "ok" and (trace := traces.get(content_hash(run.spec))) is not None
-        for finding in _against_trace(run, trace)
+        for finding in _against_trace(run, trace, _setting_up(run, traces))
     ]
 
 
-def _against_trace(run: RunRecord, trace: Trace) -> Iterator[Finding]:
-    sample = merged_sample(run)
+def _setting_up(run: RunRecord, traces: Mapping[str, Trace | None]) -> MovedTotals | None:
+    """What the baseline's prefill sends; None where that is not known, or says nothing of another strategy's."""
+    spec = run.spec
+    baseline = traces.get(content_hash(msgspec.structs.replace(spec, strategy=spec.baseline)))
+    comparable = isinstance(spec.strategy, StreamedSpec) and isinstance(spec.baseline, DynamicSpec)
+    return traced_prefill(baseline) if comparable and baseline is not None else None
+
+
+def _against_trace(run: RunRecord, trace: Trace, setting_up: MovedTotals | None) -> Iterator[Finding]:
+    sample, prefill = merged_sample(run), None
+    if setting_up is not None:
+        prefill = MovedTotals(*(all_ - own for all_, own in zip(traced_prefill(trace), setting_up, strict=True)))
     phases: tuple[tuple[Phase, PhaseSample, MovedTotals | None], ...] = (
-        ("prefill", sample.prefill, traced_prefill(trace) if isinstance(run.spec.strategy, StreamedSpec) else None),
+        ("prefill", sample.prefill, prefill),
         ("decode", sample.decode, traced_decode(run, trace)),
     )
     for phase, counted, traced in phases:

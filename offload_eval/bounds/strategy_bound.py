@@ -63,6 +63,8 @@ def moved_bytes(spec: RunSpec, model: ModelFacts) -> tuple[int, int] | None:
     if model.shape is None:
         return None
     outputs = np.arange(2, spec.workload.output_tokens + 1)
+    if isinstance(spec.strategy, OffloadedStaticSpec):  # each step moves the buffers whole, filled or not
+        outputs = np.full_like(outputs, spec.workload.output_tokens)
     lengths = Lengths(prompt_tokens=np.full_like(outputs, spec.workload.prompt_tokens), output_tokens=outputs)
     card = session_card(model.shape, BITS_PER_VALUE[spec.model.dtype], lengths, spec.strategy)
     if isinstance(card, str):

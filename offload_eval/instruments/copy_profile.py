@@ -1,9 +1,9 @@
 """Copies as the device's own profiler records them: what the link's account is checked against.
 
-Source of the format: the trace that torch.profiler exports (kineto, libkineto/src/CuptiActivity.cpp and
-output_json.cpp; on ROCm RoctracerActivity.cpp). A copy is an event of category `gpu_memcpy` with its duration `dur` in
-microseconds and its `args.bytes`, named by direction and memories: `Memcpy HtoD (Pinned -> Device)`. The Python events
-of torch.profiler carry no bytes in every version, so the exported file is read.
+Format: the trace that torch.profiler exports. A copy is an event of category `gpu_memcpy` with its duration `dur` in
+microseconds and its `args.bytes`, named by direction and memories: `Memcpy HtoD (Pinned -> Device)`. Not every
+version's Python events carry the bytes, so the exported file is read. Source: torch 2.13, autograd/profiler_util.py
+(_EVENT_METADATA_KEYS) and profiler/_chrome_trace_export.py; names as kineto writes them.
 """
 
 import json
