@@ -40,4 +40,4 @@ class UnknownModelStructureError(UnableError):
 
 
 class UpstreamChangedError(UnableError):
-    """transformers no longer offers a seam this package stands on; the message says which."""
+    """transformers or torch no longer offers a seam this package stands on; the message says which."""

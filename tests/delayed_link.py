@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from offload_eval.core.records import Direction
-
 
 class DelayedTransfer:
     """A copy that has been submitted and happens when it must, or when chance has it."""
@@ -55,10 +53,10 @@ class DelayedLink:
     def d2h(self, host: torch.Tensor, device: torch.Tensor, after: Sequence[DelayedTransfer] = ()) -> DelayedTransfer:
         return self._submit("d2h", host, device, after)
 
-    def meter_copy(self, direction: Direction, num_bytes: int) -> AbstractContextManager[None]:  # noqa: ARG002
+    def meter_copies(self, *_: object) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def meter_wait(self) -> AbstractContextManager[None]:
+    def meter_wait(self, *_: object) -> AbstractContextManager[None]:
         return nullcontext()
 
     def earlier_in_stream(self, transfer: DelayedTransfer) -> list[DelayedTransfer]:

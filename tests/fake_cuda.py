@@ -15,6 +15,10 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from offload_eval.instruments import cuda_link
+
+FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+
 
 @dataclass(eq=False)
 class Mark:
@@ -35,7 +39,8 @@ class Work:
 
 
 class FakeStream:
-    def __init__(self, cuda: "FakeCuda") -> None:
+    def __init__(self, cuda: "FakeCuda", device: torch.device = FIRST) -> None:
+        self.device = device
         self.queue: list[Mark | Wait | Work] = []
         self.now_s = 0.0
         self._cuda = cuda
@@ -80,6 +85,9 @@ class FakeCuda(TorchDispatchMode):
     def __init__(self, dropped_wait: int | None = None) -> None:
         super().__init__()
         self.compute_stream = FakeStream(self)
+        self.second_compute_stream = FakeStream(self, SECOND)
+        self.second_device_storages: set[int] = set()
+        """Of tensors that stand for some on the second device; all others are on the first."""
         self.copy_s = 1.0
         self.bytes_per_s: float | None = None
         """Where set, a copy takes its bytes at this rate on top of `copy_s`."""
@@ -87,7 +95,7 @@ class FakeCuda(TorchDispatchMode):
         self.num_waits = 0
         self.num_events = 0
         self._dropped_wait = dropped_wait
-        self._streams = [self.compute_stream]
+        self._streams = [self.compute_stream, self.second_compute_stream]
         self._current = self.compute_stream
         self._playing = False
 
@@ -95,18 +103,23 @@ class FakeCuda(TorchDispatchMode):
         names = {
             "Stream": self._new_stream,
             "Event": self._new_event,
-            "current_stream": lambda _device: self._current,
+            "current_stream": self._current_stream,
             "stream": self._on_stream,
             "synchronize": lambda _device: self.run(),
             "_sleep": lambda cycles: self._current.queue.append(Work(cycles / self.cycles_per_s, lambda: None)),
         }
-        self._patch = mock.patch.multiple(torch.cuda, **names)
-        self._patch.start()
+        self._patches = [
+            mock.patch.multiple(torch.cuda, **names),
+            mock.patch.object(cuda_link, "device_of", self._device_of),
+        ]
+        for patch in self._patches:
+            patch.start()
         return super().__enter__()
 
     def __exit__(self, *exc_info: Any) -> None:
         super().__exit__(*exc_info)
-        self._patch.stop()
+        for patch in self._patches:
+            patch.stop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten.copy_.default or self._playing:
@@ -118,9 +131,16 @@ class FakeCuda(TorchDispatchMode):
         self._current.queue.append(Work(duration_s, lambda: _copy(*(reference() for reference in held))))
         return target
 
-    def compute(self, duration_s: float, effect: Callable[[], object] = lambda: None) -> None:
-        """Submits computation to the compute stream."""
-        self.compute_stream.queue.append(Work(duration_s, effect))
+    def compute(
+        self, duration_s: float, effect: Callable[[], object] = lambda: None, device: torch.device = FIRST
+    ) -> None:
+        """Submits computation to a device's compute stream."""
+        self._compute_stream_of(device).queue.append(Work(duration_s, effect))
+
+    def on_second_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Lets a tensor stand for one on the second device."""
+        self.second_device_storages.add(tensor.untyped_storage()._cdata)
+        return tensor
 
     def run(self) -> None:
         """Plays everything submitted so far."""
@@ -158,8 +178,19 @@ class FakeCuda(TorchDispatchMode):
 
     def _new_stream(self, device: torch.device) -> FakeStream:
         assert device.type == "cuda"
-        self._streams.append(FakeStream(self))
+        self._streams.append(FakeStream(self, device))
         return self._streams[-1]
+
+    def _device_of(self, tensor: torch.Tensor) -> torch.device:
+        return SECOND if tensor.untyped_storage()._cdata in self.second_device_storages else FIRST
+
+    def _compute_stream_of(self, device: torch.device) -> FakeStream:
+        return {FIRST: self.compute_stream, SECOND: self.second_compute_stream}[device]
+
+    def _current_stream(self, device: torch.device) -> FakeStream:
+        """Entering a stream changes what is current on its own device alone."""
+        entered = self._current
+        return entered if entered.device == device else self._compute_stream_of(device)
 
     def _new_event(self, enable_timing: bool = False) -> FakeEvent:
         self.num_events += 1

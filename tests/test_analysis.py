@@ -182,13 +182,13 @@ class TestCells:
         assert bytes_moved_per_token(make_streamed(trials=make_trials(decode=decode))) is None
 
     def test_exposed_time_is_a_part_of_tpot_and_not_divided_by_the_batch(self):
-        # 0.312 s / 156 steps
-        assert exposed_s_per_token(make_streamed()) == pytest.approx(0.002)
+        # 0.78 s / 156 steps
+        assert exposed_s_per_token(make_streamed()) == pytest.approx(0.005)
         assert exposed_s_per_token(make_failure("oom")) is None
 
     def test_link_time_is_a_step_s(self):
         # 0.4 s and 0.1 s over 156 steps
-        assert busy_s_per_step(make_streamed(), "h2d") == pytest.approx(0.4 / 156)
+        assert busy_s_per_step(make_streamed(), "h2d") == pytest.approx(0.9 / 156)
         assert busy_s_per_step(make_streamed(), "d2h") == pytest.approx(0.1 / 156)
         assert busy_s_per_step(make_record(), "h2d") is None
 
@@ -376,6 +376,18 @@ def make_compiled(num_compilations, **changes):
     return make_record(spec=spec, trials=trials, fidelity=make_fidelity(), **changes)
 
 
+def make_moved(prefill=(), decode=()):
+    """A streamed cell whose copies were counted: 128 bytes for each of 100 + ... + 255 tokens to the device.
+
+    That is 156 * 355 / 2 * 128 = 3,544,320 bytes, of which the first 12,800 / 2 are fetched when the prefill ends.
+    """
+    copies = {"num_h2d_copies": 1, "num_d2h_copies": 312, "num_pageable_copies": 0}
+    first = {"h2d_bytes": 6_400, "d2h_bytes": 12_800} | copies | dict(prefill)
+    later = {"h2d_bytes": 3_537_920, "d2h_bytes": 19_968} | copies | dict(decode)
+    phases = {"prefill": make_phase(**first), "decode": make_phase(1_030_000, **later)}
+    return make_streamed(trials=make_trials(0.015, **phases, kv_cache_device_bytes=32_768, kv_cache_host_bytes=32_768))
+
+
 PLANTED = {
     "contended_machine": ("warning", make_streamed(conditions=Conditions(contention_ratio=1.51))),
     "tpot_spread": ("warning", make_record(trials=(make_trial(0.010), make_timing(0.0111), make_timing(0.010)))),
@@ -405,6 +417,9 @@ PLANTED = {
     "no_reference": ("warning", make_streamed(fidelity=None)),
     "no_flush": ("warning", make_unflushed()),
     "offload_race": ("warning", make_offloaded(OLD_UPSTREAM)),
+    # Two layers' new rows, of 64 bytes a token together, for 2 sessions and 156 steps are 19,968 bytes; one row more.
+    "transfers_differ_from_card": ("error", make_moved(decode={"d2h_bytes": 20_032})),
+    "pageable_copies": ("warning", make_moved(prefill={"num_pageable_copies": 1})),
 }
 """Rules over one record: code -> severity and a record in which that rule alone has something to say."""
 
@@ -413,6 +428,7 @@ class TestFindings:
     def test_clean_cells_have_none(self):
         assert find([make_record(), make_streamed(), make_quantized()]) == ()
         assert find([make_offloaded()]) == ()
+        assert find([make_moved()]) == ()
         assert find([]) == ()
 
     @pytest.mark.parametrize("code", PLANTED)

@@ -45,15 +45,14 @@ def test_late_wake_ups_do_not_add_up_on_a_link_that_stays_busy(clock: LateClock)
     copies = PacedCopies(8)
     busy_s = [copy_seconds(copies, 1, 100.0) for _ in range(10)]
     assert clock.now_s == 110 + LATE_S
-    assert busy_s == [1 + LATE_S, *[1.0] * 9]
-    assert sum(busy_s) == clock.now_s - 100
+    assert busy_s == [1.0] * 10, "the link was free at each deadline, however long the thread slept"
 
 
 def test_a_copy_after_an_idle_spell_starts_when_it_is_submitted(clock: LateClock) -> None:
     copies = PacedCopies(8)
     copy_seconds(copies, 1, 100.0)
     clock.now_s = 107.0
-    assert copy_seconds(copies, 2, 107.0) == 2 + LATE_S
+    assert copy_seconds(copies, 2, 107.0) == 2
     assert clock.now_s == 109 + LATE_S
 
 
@@ -62,7 +61,8 @@ def test_a_copy_submitted_while_the_last_wake_up_was_late_has_the_link_at_once(c
     copies = PacedCopies(8)
     copy_seconds(copies, 1, 100.0)
     assert clock.now_s == 101 + LATE_S
-    assert copy_seconds(copies, 1, 101.125) == 102.125 + LATE_S - (101 + LATE_S)
+    assert copy_seconds(copies, 1, 101.125) == 1
+    assert clock.now_s == 102.125 + LATE_S
 
 
 def test_a_copy_picked_up_after_its_deadline_waits_for_nothing(clock: LateClock) -> None:
@@ -80,5 +80,5 @@ def test_without_a_bandwidth_nothing_sleeps(clock: LateClock) -> None:
 def test_a_strided_source_is_gathered_at_the_same_pace(clock: LateClock) -> None:
     source = torch.arange(24, dtype=torch.uint8).view(4, 6)[:, 2:]
     target = torch.zeros(4, 4, dtype=torch.uint8)
-    assert PacedCopies(8).copy(target, source, 100.0) == 2 + LATE_S
+    assert PacedCopies(8).copy(target, source, 100.0) == 2
     assert torch.equal(target, source)

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from fake_cuda import FIRST, SECOND, FakeCuda
 
 from offload_eval.core.records import PhaseSample
 from offload_eval.errors import UnableError
-from offload_eval.instruments.cuda import CudaDevice, CudaLink, CudaMemoryMeter, PinnedLedger
+from offload_eval.instruments.cuda import CudaDevice, CudaMemoryMeter
+from offload_eval.instruments.cuda_link import CudaLink, PinnedLedger
 
-GPU = torch.device("cuda", 0)
+GPU = FIRST
 
 
 def open_link(*, timed: bool = False) -> CudaLink:
@@ -165,10 +166,48 @@ def test_bytes_are_counted_in_the_phase_that_submitted_them() -> None:
         link.log.phase = "decode"
         link.h2d(torch.zeros(7, dtype=torch.bfloat16), torch.zeros(7, dtype=torch.bfloat16))
         link.h2d(torch.zeros(0), torch.zeros(0))
-        with link.meter_copy("d2h", 11), link.meter_wait():
+        with link.meter_copies("d2h", [11, 5], list, GPU), link.meter_wait(GPU):
             pass
-    assert link.log.sample("prefill") == PhaseSample(h2d_bytes=0, d2h_bytes=60)
-    assert link.log.sample("decode") == PhaseSample(h2d_bytes=14, d2h_bytes=11)
+    prefill, decode = link.log.sample("prefill"), link.log.sample("decode")
+    assert (prefill.h2d_bytes, prefill.d2h_bytes) == (0, 60)
+    assert (prefill.num_h2d_copies, prefill.num_d2h_copies) == (0, 1)
+    assert (decode.h2d_bytes, decode.d2h_bytes) == (14, 16)
+    assert (decode.num_h2d_copies, decode.num_d2h_copies) == (1, 2), "a copy of nothing is none"
+    assert decode.h2d_busy_s is None
+
+
+class HostTensor:
+    """What the link asks of a host tensor, on a machine that can pin none."""
+
+    nbytes = 8
+
+    def __init__(self, pinned: bool) -> None:
+        self.pinned = pinned
+
+    def is_pinned(self) -> bool:
+        return self.pinned
+
+    def untyped_storage(self) -> SimpleNamespace:
+        return SimpleNamespace(data_ptr=lambda: 1)
+
+
+def test_copies_of_memory_that_is_not_pinned_are_counted() -> None:
+    """Our own buffers are known, of other tensors the driver is asked: here two of four are pageable."""
+    ledger = PinnedLedger()
+    ours = filled(0)
+    ledger.enter(ours)
+    with FakeCuda(), CudaLink(GPU, ledger, timed=False) as link:
+        link.h2d(filled(0), filled(1))
+        link.h2d(filled(0)[:2], ours[:2])
+        link.log.phase = "decode"
+        made: list[HostTensor] = []
+        with link.meter_copies("d2h", [8, 8], lambda: made, GPU):
+            made += [HostTensor(True), HostTensor(False)]
+        left = [HostTensor(False)]
+        with link.meter_copies("h2d", [8], lambda: left, GPU):
+            left = []
+    assert link.log.sample("prefill").num_pageable_copies == 1
+    assert link.log.sample("decode").num_pageable_copies == 2, "d2h is looked at after the copies, h2d before"
 
 
 def test_busy_and_exposed_time_of_a_fetch_that_computation_half_hides() -> None:
@@ -199,11 +238,39 @@ def test_the_directions_run_side_by_side_and_copies_of_one_direction_in_line() -
     assert (sample.h2d_busy_s, sample.d2h_busy_s, sample.exposed_transfer_s) == pytest.approx((10, 5, 10))
 
 
+def test_each_device_has_copy_streams_and_a_compute_stream_of_its_own() -> None:
+    """A wait for the second device's copy holds the second device alone; the first one's fetch runs beside it."""
+    with FakeCuda() as cuda, open_link(timed=True) as link:
+        cuda.copy_s = 5
+        far, seen_far, near = cuda.on_second_device(filled(0)), filled(0), filled(0)
+        cuda.compute(2, device=SECOND)
+        fetched = link.h2d(far, filled(2))
+        link.h2d(near, filled(3))
+        fetched.wait()
+        cuda.compute(1, lambda: seen_far.copy_(far), device=SECOND)
+        cuda.compute(1)
+    assert seen_far.equal(filled(2))
+    assert near.equal(filled(3))
+    assert cuda.second_compute_stream.now_s == 2 + 5 + 1, "behind its own computation, then the copy"
+    assert cuda.compute_stream.now_s == 1, "nothing on the first device waited"
+    sample = link.log.sample("prefill")
+    assert (sample.h2d_busy_s, sample.exposed_transfer_s) == pytest.approx((10, 5))
+
+
+def test_computation_of_the_second_device_is_behind_its_copy_and_a_copy_behind_its_computation() -> None:
+    rows, host = filled(0), filled(0)
+    with FakeCuda() as cuda, open_link() as link:
+        cuda.on_second_device(rows)
+        cuda.compute(5, lambda: rows.fill_(3), device=SECOND)
+        link.d2h(host, rows)
+    assert host.equal(filled(3))
+
+
 def test_copies_of_other_code_are_timed_on_the_stream_they_are_enqueued_on() -> None:
     """A 4 s copy on the compute stream between other work: busy for 4 s, and exposed for all of it."""
     with FakeCuda() as cuda, open_link(timed=True) as link:
         cuda.compute(3)
-        with link.meter_wait(), link.meter_copy("d2h", 16):
+        with link.meter_wait(GPU), link.meter_copies("d2h", [16], list, GPU):
             cuda.compute(4)
         cuda.compute(3)
     sample = link.log.sample("prefill")

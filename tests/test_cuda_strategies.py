@@ -93,5 +93,10 @@ def test_a_cell_is_measured_and_lossless_strategies_are_bit_equal(
     if strategy.kind == "offloaded":
         assert trial.decode.d2h_bytes == (prefixes + steps) * step_bytes
     if strategy.kind in ("streamed", "offloaded"):
+        assert trial.prefill.num_pageable_copies == trial.decode.num_pageable_copies == 0
+        assert trial.profiled_copies is not None
+        for seen in (trial.profiled_copies.h2d, trial.profiled_copies.d2h):
+            assert (seen.bytes, seen.num_copies) == (seen.accounted_bytes, seen.num_accounted_copies)
+            assert seen.num_pageable_copies in (0, None)
         assert (trial.decode.h2d_busy_s or 0) > 0
         assert (trial.kv_cache_host_bytes or 0) > 0

@@ -79,6 +79,38 @@ def test_bytes_are_counted_by_direction_and_phase(device: Device):
     assert decode.h2d_busy_s is None, "an untimed link has no times"
 
 
+def test_copies_are_counted_and_those_of_other_host_memory_than_the_links_apart(device: Device):
+    """Three copies, of which one is from memory that the link did not make."""
+    on_device = torch.zeros(1000, dtype=torch.uint8, device=device.torch_device)
+    with device.open_link(timed=False) as link:
+        host = link.empty_host((1000,), torch.uint8)
+        link.h2d(on_device, host).wait()
+        link.d2h(host[500:], on_device[500:]).wait()
+        link.log.phase = "decode"
+        link.h2d(on_device, torch.empty(1000, dtype=torch.uint8)).wait()
+    prefill, decode = link.log.sample("prefill"), link.log.sample("decode")
+    assert (prefill.num_h2d_copies, prefill.num_d2h_copies, prefill.num_pageable_copies) == (1, 1, 0)
+    assert (decode.num_h2d_copies, decode.num_d2h_copies, decode.num_pageable_copies) == (1, 0, 1)
+
+
+def test_a_profile_sees_every_copy_with_its_bytes_and_its_memory(device: Device):
+    """Where the device has a profiler: 30,000 bytes to the device, and a quarter of them back."""
+    if not device.has_profiler:
+        assert device.name == "cpu"
+        with pytest.raises(NotImplementedError):
+            device.profile_copies()
+        return
+    with device.profile_copies() as profile:
+        on_device = torch.zeros(30_000, dtype=torch.uint8, device=device.torch_device)
+        with device.open_link(timed=False) as link:
+            host = link.empty_host((30_000,), torch.uint8)
+            link.h2d(on_device, host).wait()
+            link.d2h(host[:7_500], on_device[:7_500]).wait()
+    seen = {(copy.direction, copy.size_bytes, copy.is_pageable) for copy in profile}
+    assert {("h2d", 30_000, False), ("d2h", 7_500, False)} <= seen
+    assert all(copy.duration_s > 0 for copy in profile)
+
+
 def test_closing_the_link_finishes_every_copy(device: Device):
     """Nobody waits for these copies; the data must be there and the account whole all the same."""
     on_device = torch.ones(4, MIB, dtype=torch.uint8, device=device.torch_device)

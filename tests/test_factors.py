@@ -161,7 +161,7 @@ class TestNames:
             (DynamicSpec(), "7613dee6a742422a", "4871b74031a23c24"),
             (StaticSpec(), "f3e6965ba6e53688", "1648f43b516b7605"),
             (OffloadedStaticSpec(), "bd26bf053a980d21", "25e1005650bd43f2"),
-            (StreamedSpec(), "cec6714d783d4cda", "69887337a121894b"),
+            (StreamedSpec(prefetch_layers=1), "cec6714d783d4cda", "69887337a121894b"),
             (QuantizedSpec(backend="hqq"), "42ab22481fb9cbad", "843bfc37bb7f0b9b"),
         ],
         ids=lambda value: getattr(value, "label", ""),

@@ -6,7 +6,7 @@ CUDA calls that upstream makes by name are stand-ins that record their order.
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -55,18 +55,35 @@ class CountingLink:
         self.waits = 0
 
     @contextmanager
-    def _count(self, copy: tuple[Direction, int] | None) -> Iterator[None]:
-        if copy is None:
-            self.waits += 1
-        elif copy[1]:
-            self.copies.append(copy)
+    def _count(self) -> Iterator[None]:
+        self.waits += 1
         yield
 
-    def meter_copy(self, direction: Direction, num_bytes: int) -> AbstractContextManager[None]:
-        return self._count((direction, num_bytes))
+    @contextmanager
+    def meter_copies(
+        self,
+        direction: Direction,
+        sizes_bytes: Sequence[int],
+        host_tensors: Callable[[], list[torch.Tensor]],
+        device: torch.device,
+    ) -> Iterator[None]:
+        assert device.type == "meta"
+        self.copies += [(direction, size_bytes) for size_bytes in sizes_bytes]
+        if direction == "h2d":
+            self._check(sizes_bytes, host_tensors())
+        yield
+        if direction == "d2h":
+            self._check(sizes_bytes, host_tensors())
 
-    def meter_wait(self) -> AbstractContextManager[None]:
-        return self._count(None)
+    def meter_wait(self, device: torch.device) -> AbstractContextManager[None]:
+        assert device.type == "meta"
+        return self._count()
+
+    @staticmethod
+    def _check(sizes_bytes: Sequence[int], host_tensors: list[torch.Tensor]) -> None:
+        """The host sides are those of the very copies, when they are asked for."""
+        assert [tensor.nbytes for tensor in host_tensors] == list(sizes_bytes)
+        assert all(tensor.device.type == "cpu" for tensor in host_tensors)
 
     def take(self, direction: Direction) -> int:
         total = sum(num_bytes for way, num_bytes in self.copies if way == direction)

@@ -155,7 +155,7 @@ class TestFrames:
         }  # fmt: skip
         assert {name: row[name] for name in expected} == expected
         assert row["tpot_s"] == pytest.approx(0.015)
-        assert row["exposed_s_per_token"] == pytest.approx(0.002)
+        assert row["exposed_s_per_token"] == pytest.approx(0.005)
         # 2 * 157 / (0.5 + 156 * 0.015)
         assert row["tokens_per_s"] == pytest.approx(314 / 2.84)
 
@@ -206,7 +206,7 @@ class TestSentences:
         assert sentences_of(clean_records())[1] == (
             "streamed (emulated) buys: 45 sessions by peak against dynamic's 45 (54 against 54 by arithmetic); device "
             "peak the same in prefill, 5.86 KiB lower in decode. It costs: TPOT 15.0 ms, 1.50x dynamic's 10.0 ms; "
-            "48.83 KiB across the link and 2.00 ms of waiting a token. Its output: bit-equal to dynamic."
+            "48.83 KiB across the link and 5.00 ms of waiting a token. Its output: bit-equal to dynamic."
         )
 
     def test_a_lossy_strategy_stays_off_the_link_and_stands_beside_the_noise_floor(self):
@@ -315,7 +315,7 @@ class TestSentences:
     def test_a_strategy_without_a_baseline_stands_alone(self):
         assert sentences_of([make_failure("failed", DYNAMIC), make_streamed()])[1] == (
             "streamed (emulated): 45 sessions by peak (54 by arithmetic); device peak 1015.62 KiB in prefill, 1005.86 "
-            "KiB in decode; TPOT 15.0 ms; 48.83 KiB across the link and 2.00 ms of waiting a token. Its output: "
+            "KiB in decode; TPOT 15.0 ms; 48.83 KiB across the link and 5.00 ms of waiting a token. Its output: "
             "bit-equal to dynamic. It is compared with nothing: no ok record of dynamic differs from it in the "
             "strategy alone."
         )
@@ -337,8 +337,8 @@ class TestReport:
     def test_sections_stand_in_the_order_a_reader_needs(self):
         text = render_report(make_experiment(), clean_records())
         assert re.findall(r"^## (.*)$", text, re.M) == [
-            "Verdict", "Strategies", "Analytic card", "Memory: analytic, traced, and of the run", "Findings",
-            "Spread", "Method", "Machine, versions and model",
+            "Verdict", "Strategies", "Analytic card", "Memory: analytic, traced, and of the run", "Transfers",
+            "Findings", "Spread", "Method", "Machine, versions and model",
             "How to reproduce", "Cells",
         ]  # fmt: skip
         assert text.startswith("# does-it-pay\n\nDoes streaming the KV cache pay?\n\nEvidence: emulated on a CPU")
@@ -353,7 +353,7 @@ class TestReport:
         # 1,040,000 / 1024 = 1015.6, 1,030,000 / 1024 = 1005.9
         assert capacity[2] == ["streamed", "54", "45", "1,016", "1,006", "32.00", "32.00"]
         costs = table_with(text, "tokens/s")
-        assert costs[2] == ["streamed", "500.0", "15.00", "110.6", "48.83", "2.000"]
+        assert costs[2] == ["streamed", "500.0", "15.00", "110.6", "48.83", "5.000"]
         # The baseline does not use the link.
         assert costs[1][4:] == ["-", "-"]
 
@@ -558,14 +558,14 @@ class TestWriting:
     def test_files_are_written_whole_and_replace_earlier_ones(self, tmp_path):
         write_report(tmp_path, make_experiment(), [make_record()])
         paths = write_report(tmp_path, make_experiment(), clean_records())
-        tables = ("strategies", "fidelity", "host", "analytic", "memory", "trials")
+        tables = ("strategies", "fidelity", "host", "analytic", "memory", "transfers", "trials")
         names = ["report.md", *(f"tables/{table}.csv" for table in tables)]
         assert paths == [tmp_path / name for name in names]
         assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(paths)
         assert paths[0].read_text() == render_report(make_experiment(), clean_records())
         frame = pd.read_csv(paths[1])
         assert frame["tpot_s"].tolist() == pytest.approx([0.010, 0.015, 0.012])
-        assert len(pd.read_csv(paths[6])) == 9
+        assert len(pd.read_csv(paths[7])) == 9
 
     def test_rows_stand_in_the_experiments_order(self, tmp_path):
         paths = write_report(tmp_path, make_experiment(), clean_records()[::-1])

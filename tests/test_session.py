@@ -623,13 +623,13 @@ class TestResume:
     ) -> None:
         """The baseline's logits are dropped when a run is finished: the baseline runs once more to leave them."""
         assert not list((copied_run / "reference").glob("*.logits.npy"))
-        strategies = [{"kind": "dynamic"}, {"kind": "streamed", "prefetch_layers": 2}]
+        strategies = [{"kind": "dynamic"}, {"kind": "streamed", "prefetch_layers": 1}]
         wider = tiny_experiment(tmp_path, workloads=WORKLOADS[:1], strategies=strategies)
         before = complete_lines(copied_run)
         result = invoke(wider, "--out", copied_run, "--resume", "--allow-mismatch")
         assert result.exit_code == 0, result.output
         (added,) = [json.loads(line) for line in complete_lines(copied_run)[len(before) :]]
-        assert added["spec"]["strategy"] == {"kind": "streamed", "name": None, "prefetch_layers": 2}
+        assert (added["spec"]["strategy"]["kind"], added["spec"]["strategy"]["prefetch_layers"]) == ("streamed", 1)
         assert added["fidelity"]["bit_equal"]
         assert added["conditions"]["forced_tokens"]
 

@@ -26,7 +26,7 @@ def latest_traces(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
 def merged_sample(record: RunRecord) -> TrialSample:
     """Lays a record's trials over one another; a round that did not look at a figure does not count for it.
 
-    Peaks are the highest of all rounds, counts of events their sum, other bytes and times the median. Series
+    Peaks are the highest of all rounds, counts of events their sum, copies, other bytes and times the median. Series
     are left out: take the times of the timing pass from `statistics`, with their spread.
     """
     phases = {phase: PhaseSample(**_merged([getattr(trial, phase) for trial in record.trials])) for phase in _PHASES}
@@ -103,6 +103,6 @@ def _merged(samples: Iterable[Strict]) -> dict[str, Any]:
 def _merge(name: str, values: Sequence[float]) -> float:
     if name.startswith("peak_"):
         return max(values)
-    if name.startswith("num_"):
+    if name.startswith("num_") and not name.endswith("_copies"):
         return sum(values)
     return median(values) if name.endswith("_s") else round(median(values))

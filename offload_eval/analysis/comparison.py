@@ -14,6 +14,7 @@ from offload_eval.analysis.cells import (
     ran_on_own_tokens,
 )
 from offload_eval.analysis.statistics import median_of, summarize_throughput, summarize_tpot, summarize_ttft
+from offload_eval.core.experiment import StrategySpec
 from offload_eval.core.judgement import Comparison
 from offload_eval.core.records import RunRecord
 
@@ -29,12 +30,13 @@ def compare_with_baseline(records: Sequence[RunRecord]) -> tuple[Comparison, ...
     """
     finished = [record for record in latest_records(records) if record.status == "ok"]
     others = [record for record in finished if not record.spec.is_baseline and not ran_on_own_tokens(record)]
-    pairs = ((record, _baseline_of(record, finished)) for record in others)
+    pairs = ((record, counterpart(record, record.spec.baseline, finished)) for record in others)
     return tuple(_compare(record, baseline) for record, baseline in pairs if baseline is not None)
 
 
-def _baseline_of(record: RunRecord, candidates: Sequence[RunRecord]) -> RunRecord | None:
-    wanted = msgspec.structs.replace(record.spec, strategy=record.spec.baseline)
+def counterpart(record: RunRecord, strategy: StrategySpec, candidates: Sequence[RunRecord]) -> RunRecord | None:
+    """The record that differs from another in the strategy alone: the rest of its spec, machine and rung are equal."""
+    wanted = msgspec.structs.replace(record.spec, strategy=strategy)
     for candidate in candidates:
         comparable = candidate.evidence == record.evidence and not candidate.machine.differences(record.machine)
         if comparable and candidate.spec == wanted:

@@ -9,11 +9,14 @@ from offload_eval.analysis import (
     rules_bounds,
     rules_compilation,
     rules_conditions,
+    rules_exposure,
     rules_fidelity,
     rules_outcomes,
     rules_traces,
+    rules_transfers,
 )
 from offload_eval.analysis.cells import latest_records, latest_traces
+from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import RunRecord
 
@@ -23,6 +26,8 @@ CELL_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
     rules_bounds.check_sessions_by_peak,
     rules_bounds.check_peak_holds_weights,
     rules_bounds.check_bound_exists,
+    rules_transfers.check_transfer_card,
+    rules_transfers.check_pageable,
     rules_fidelity.check_forced_tokens,
     rules_fidelity.check_reference,
     rules_fidelity.check_flush,
@@ -52,18 +57,28 @@ TRACE_RULES: Final[tuple[Callable[[Sequence[RunRecord]], list[Finding]], ...]] =
     rules_traces.check_missing_traces,
     rules_traces.check_traced_payloads,
     rules_traces.check_unexplained,
+    rules_transfers.check_traced_transfers,
 )
 """Rules that need the traced records as well."""
+
+HARDWARE_RULES: Final[tuple[Callable[[Sequence[RunRecord], HardwareProfile | None], list[Finding]], ...]] = (
+    rules_exposure.check_transfer_times,
+)
+"""Rules that need the traced records and the calibrated hardware as well."""
 
 _SEVERITY_ORDER: Final = {"error": 0, "warning": 1, "note": 2}
 _MOST_LABELS: Final = 3
 
 
-def find(records: Sequence[RunRecord]) -> tuple[Finding, ...]:
+def find(records: Sequence[RunRecord], hardware: HardwareProfile | None = None) -> tuple[Finding, ...]:
     """Applies every rule to the last record of each cell, and of each trace.
 
     A finding that several cells share word for word is given once, with all their run_ids. Each message
     begins with the cells it speaks of.
+
+    Args:
+        records: Of runs and of traces.
+        hardware: What the run's machine was calibrated to; None: only an emulated link's pace is known.
 
     Returns:
         Findings, errors first; none for a directory without records.
@@ -72,6 +87,7 @@ def find(records: Sequence[RunRecord]) -> tuple[Finding, ...]:
     found = [finding for rule in CELL_RULES for record in cells if (finding := rule(record)) is not None]
     found += [finding for rule in DIRECTORY_RULES if cells for finding in rule(cells)]
     found += [finding for rule in TRACE_RULES for finding in rule((*cells, *traces))]
+    found += [finding for rule in HARDWARE_RULES for finding in rule((*cells, *traces), hardware)]
     labels = {record.run_id: record.spec.label for record in (*cells, *traces)}
     named = [_with_labels(finding, labels, len(cells) or len(traces)) for finding in _merged(found)]
     return tuple(sorted(named, key=lambda finding: _SEVERITY_ORDER[finding.severity]))

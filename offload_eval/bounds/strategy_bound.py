@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from offload_eval.bounds.admission import admission_limit
-from offload_eval.bounds.cached_layers import CachedLayers, workload_lengths
+from offload_eval.bounds.cached_layers import CachedLayers, Lengths, workload_lengths
 from offload_eval.bounds.host_rows import num_resident
 from offload_eval.bounds.session_card import session_card
 from offload_eval.core.experiment import (
@@ -56,6 +56,25 @@ def kv_device_bytes_after(spec: RunSpec, model: ModelFacts, step: int) -> int | 
     if isinstance(card, str):
         return None
     return workload.batch_size * int(card.device_bytes) + card.device_fixed_bytes
+
+
+def moved_bytes(spec: RunSpec, model: ModelFacts) -> tuple[int, int] | None:
+    """Bytes that a cell's whole batch moves for all its decode steps, to the device and back.
+
+    Returns:
+        None where the arithmetic refuses the model, or `session_card` has no card.
+    """
+    if model.shape is None:
+        return None
+    outputs = np.arange(2, spec.workload.output_tokens + 1)
+    if isinstance(spec.strategy, OffloadedStaticSpec):  # each step moves the buffers whole, filled or not
+        outputs = np.full_like(outputs, spec.workload.output_tokens)
+    prompts, bits = np.full_like(outputs, spec.workload.prompt_tokens), BITS_PER_VALUE[spec.model.dtype]
+    known = _of_known_batch(spec.strategy, model.shape, bits, spec.workload)
+    card = session_card(model.shape, bits, Lengths(prompt_tokens=prompts, output_tokens=outputs), known)
+    if isinstance(card, str):
+        return None
+    return spec.workload.batch_size * int(card.h2d_bytes.sum()), spec.workload.batch_size * int(card.d2h_bytes.sum())
 
 
 def strategy_bound(

@@ -8,6 +8,7 @@ import msgspec
 from offload_eval.analysis.cells import latest_records, latest_traces
 from offload_eval.cli.console import print_json, result_console
 from offload_eval.core.experiment import Experiment
+from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.records import RunRecord
 from offload_eval.errors import ExitCode, InputError, UnableError
 from offload_eval.reporting.report import write_report
@@ -27,25 +28,32 @@ def report_command(*, run_dir: Path, json_output: bool) -> int:
         raise InputError(
             f"{run_dir}: no cell has finished; continue with `offload-eval run EXPERIMENT --resume --out {run_dir}`"
         )
-    show_report(run_dir, directory.experiment, records, json_output=json_output)
+    show_report(run_dir, directory.experiment, records, directory.hardware, json_output=json_output)
     return ExitCode.DONE
 
 
-def show_report(run_dir: Path, experiment: Experiment, records: list[RunRecord], *, json_output: bool) -> None:
+def show_report(
+    run_dir: Path,
+    experiment: Experiment,
+    records: list[RunRecord],
+    hardware: HardwareProfile | None,
+    *,
+    json_output: bool,
+) -> None:
     """Writes the report files into `run_dir` and prints the table, or JSON that says what was written.
 
     Raises:
         UnableError: The report cannot be written.
     """
     try:
-        files = write_report(run_dir, experiment, records)
+        files = write_report(run_dir, experiment, records, hardware)
     except OSError as error:
         raise UnableError(f"{run_dir}: the report cannot be written: {error.strerror}") from error
     if json_output:
         print_json(_summary(run_dir, records, files))
         return
     console = result_console()
-    console.print(render_terminal(experiment, records))
+    console.print(render_terminal(experiment, records, hardware))
     console.out(f"report: {files[0]}", highlight=False)
 
 

@@ -14,12 +14,14 @@ from offload_eval.cli.console import print_json, progress_console, result_consol
 from offload_eval.cli.progress import open_progress
 from offload_eval.cli.report import show_report
 from offload_eval.core.experiment import BudgetSpec, Experiment, RunSpec, content_hash
+from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Bound
 from offload_eval.errors import ExitCode, InputError
 from offload_eval.execution.launcher import preflight
 from offload_eval.execution.messages import Preflight
 from offload_eval.execution.session import Session, expand_cells
 from offload_eval.store.experiment_file import load_experiment
+from offload_eval.store.hardware_file import load_hardware
 from offload_eval.store.origin import Override
 from offload_eval.store.run_directory import RunDirectory
 from offload_eval.units import format_bytes
@@ -52,6 +54,7 @@ def run_command(
         raise InputError("--resume needs --out, the directory of the run to continue")
     options = [Override(path=("device",), value=device, origin=f"--device {device}")] if device else []
     asked = load_experiment(experiment, overrides, options)
+    hardware = _hardware(asked, experiment)
     try:
         checked = preflight(asked, _PREFLIGHT_TIMEOUT_S)
     except InputError as error:
@@ -67,17 +70,29 @@ def run_command(
         else RunDirectory.create(path, asked, checked.machine)
     )
     with opened as directory:
+        if hardware is not None:
+            directory.keep_hardware(hardware)
         try:
             _run(asked, checked, directory, cells)
         except KeyboardInterrupt:
             command = _resume_command(experiment, overrides, device, path)
             progress_console().out(f"interrupted; finished cells are kept: continue with {command}", highlight=False)
             raise
-        records = directory.records()
-    show_report(path, asked, records, json_output=json_output)
+        records, kept_hardware = directory.records(), directory.hardware
+    show_report(path, asked, records, kept_hardware, json_output=json_output)
     wanted = {content_hash(spec) for spec in cells}
     fell_short = any(record.status in _FELL_SHORT for record in records if record.run_id in wanted)
     return ExitCode.FELL_SHORT if fell_short else ExitCode.DONE
+
+
+def _hardware(asked: Experiment, file: Path) -> HardwareProfile | None:
+    """Reads the profile now, so that a wrong one is refused before anything is measured."""
+    if asked.hardware is None:
+        return None
+    try:
+        return load_hardware(asked.hardware)
+    except InputError as error:
+        raise InputError(f"{file}: hardware: {error}") from error
 
 
 def _run(experiment: Experiment, checked: Preflight, directory: RunDirectory, cells: list[RunSpec]) -> None:

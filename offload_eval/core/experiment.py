@@ -295,6 +295,9 @@ class Experiment(Strict, frozen=True, kw_only=True):
     baseline: str = "dynamic"
     """Label of the strategy whose tokens every other one is given."""
     measurement: MeasurementPlan = msgspec.field(default_factory=MeasurementPlan)
+    hardware: Annotated[str, Meta(min_length=1)] | None = None
+    """A hardware profile, by path or by name, such as `offload-eval link --out` writes: the report holds transfers and
+    times against it. It decides no result, so it is in no cell's name."""
     trace: bool = True
     """Trace every cell as well, without data and before anything is measured."""
     plan: PlanSpec = msgspec.field(default_factory=PlanSpec)

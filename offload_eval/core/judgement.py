@@ -73,6 +73,61 @@ class PhaseMemory(Strict, frozen=True, kw_only=True):
     """Peak in use on the device beyond the peak reserved: context, libraries, other processes."""
 
 
+class LinkUse(Strict, frozen=True, kw_only=True):
+    """One direction of the link in one phase of one cell."""
+
+    bytes: int
+    num_copies: int | None = None
+    """None in records made before copies were counted."""
+    busy_s: float | None = None
+    """Time the link spent on the copies, hidden or not; None where no transfer pass looked."""
+    bytes_per_s: float | None = None
+    """bytes / busy_s."""
+    calibrated_bytes_per_s: float | None = None
+    """The bandwidth that the link was calibrated to, with the other direction busy for as long as it was."""
+    expected_s: float | None = None
+    """num_copies * latency + bytes / calibrated_bytes_per_s."""
+    latency_s: float | None = None
+    """Of one copy, in `expected_s`."""
+    of_link_ratio: float | None = None
+    """expected_s / busy_s: 1.0 is the calibrated link."""
+
+
+class PhaseTransfer(Strict, frozen=True, kw_only=True):
+    """What crossed the link in one phase of one cell, what it cost, and what the link allows."""
+
+    workload: str
+    strategy: str
+    phase: Phase
+    run_id: str
+    evidence: Evidence
+    steps: int
+    """Decode steps; 1 for prefill."""
+    h2d: LinkUse
+    d2h: LinkUse
+    num_pageable_copies: int | None = None
+    link: str | None = None
+    """What the link is held against; None: nothing calibrated fits the rung."""
+    exposed_by_waits_s: float | None = None
+    """Time a step in which computation stood still for copies."""
+    exposed_by_difference_s: float | None = None
+    """Time a step that the reference does not take at the same length; it may be negative."""
+    difference_noise_s: float | None = None
+    """How far the two may lie apart by chance."""
+    reference: str | None = None
+    """The strategy that `exposed_by_difference_s` is against."""
+    hidden_ratio: float | None = None
+    """1 - exposed by waits / (h2d busy + d2h busy), at least 0; both directions busy at once count twice."""
+    end_latency_s: float | None = None
+    """TTFT; of decode the median latency of the last tenth of the steps, as the bounds are those of the last ones."""
+    ideal_s: float | None = None
+    """Of the last decode steps; there are no bounds of a prefill here."""
+    scheduled_s: float | None = None
+    serial_s: float | None = None
+    floor_s: float | None = None
+    """The lowest ideal bound of any traced decode step, each with the shortest cache: no TPOT can beat it."""
+
+
 class Finding(Strict, frozen=True, kw_only=True):
     """Something the reader must know before trusting a number."""
 

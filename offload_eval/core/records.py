@@ -29,11 +29,46 @@ class PhaseSample(Strict, frozen=True, kw_only=True):
     """Highest device-wide use seen at token boundaries: context, workspaces and other processes included."""
     h2d_bytes: int | None = None
     d2h_bytes: int | None = None
+    num_h2d_copies: int | None = None
+    num_d2h_copies: int | None = None
+    num_pageable_copies: int | None = None
+    """Copies of either direction whose host side is not pinned; emulated: was not made by the link."""
     h2d_busy_s: float | None = None
     """Time the link spent copying host to device."""
     d2h_busy_s: float | None = None
     exposed_transfer_s: float | None = None
     """Time computation waited for copies."""
+
+
+class ProfiledDirection(Strict, frozen=True, kw_only=True):
+    """Copies of one direction in one short pass, by the device's profiler and by the link's own account.
+
+    Copies that generate() makes itself, such as tokens for the host, are apart: see `num_other_copies`.
+    """
+
+    bytes: int
+    """Of the copies that the profiler saw."""
+    num_copies: int
+    num_pageable_copies: int | None
+    """Those of them whose host side was not pinned; None where the profiler does not say."""
+    copy_s: float
+    """Sum of the copies' durations on the device."""
+    accounted_bytes: int
+    """Of the same pass, by the account."""
+    num_accounted_copies: int
+    accounted_busy_s: float
+    """Between events on the copying stream: the copies, and some µs between two events each."""
+    num_other_copies: int
+    """Copies that were left out: of a size that the account does not have, and no larger than the prompt's tokens."""
+
+
+class ProfiledCopies(Strict, frozen=True, kw_only=True):
+    """What the device's profiler saw cross the link, beside the account of the same pass."""
+
+    output_tokens: int
+    """Tokens generated in the pass: it is cut short, since a profile of a whole generation is large."""
+    h2d: ProfiledDirection
+    d2h: ProfiledDirection
 
 
 class TrialSample(Strict, frozen=True, kw_only=True):
@@ -49,6 +84,8 @@ class TrialSample(Strict, frozen=True, kw_only=True):
     """Tokens generated for each session, counted from the result."""
     prefill: PhaseSample = msgspec.field(default_factory=PhaseSample)
     decode: PhaseSample = msgspec.field(default_factory=PhaseSample)
+    profiled_copies: ProfiledCopies | None = None
+    """Of a pass of its own, where the device has a profiler and the strategy uses the link."""
     kv_cache_device_bytes: int | None = None
     """Payload of the cache's tensors on the device when generation ends, scales and zero points included."""
     kv_cache_host_bytes: int | None = None

@@ -191,6 +191,8 @@ def _measuring_steps(run: CellRun, progress: _Progress) -> list[_Step]:
     if run.strategy.uses_link:
         measurements.append(("transfer", passes.measure_transfer, plan.transfer_trials))
     measurements.append(("timing", passes.measure_timing, plan.trials))
+    if run.strategy.uses_link and run.device.has_profiler:
+        measurements.append(("profile", passes.profile_transfer, min(1, plan.transfer_trials)))
     for name, measure, rounds in measurements:
         steps += [(name, partial(_measure, run, progress, measure, index)) for index in range(rounds)]
     return steps

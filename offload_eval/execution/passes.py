@@ -1,6 +1,7 @@
 """The passes of a cell: each is one full-length generate() with one kind of instrument attached."""
 
 import time
+import traceback
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,16 +11,19 @@ from transformers import LogitsProcessor
 
 from offload_eval.core.experiment import RunSpec, compile_mode
 from offload_eval.core.records import FidelitySample, Phase, PhaseSample, TrialSample
-from offload_eval.errors import CellUnsupportedError
+from offload_eval.errors import CellUnsupportedError, UnableError
 from offload_eval.execution.compilation import count_compilations
 from offload_eval.execution.fidelity import FidelityMeter, ForcedTokens, LogitsRecorder
 from offload_eval.execution.reference import ReferenceFiles
 from offload_eval.generation import TokenClock, generate
+from offload_eval.instruments.copy_profile import compare_with_account
 from offload_eval.instruments.device import Device, Link
 from offload_eval.instruments.host_memory import HostMemoryMeter
 from offload_eval.strategies.base import CacheStrategy, kv_payload_bytes
 
 PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
+PROFILED_TOKENS: Final = 17
+"""Sixteen decode steps: every copy of a step is seen that often."""
 
 
 @dataclass
@@ -53,10 +57,12 @@ class CellRun:
         clock: TokenClock,
         processors: list[LogitsProcessor],
         prefill_chunk_tokens: int | None = None,
+        output_tokens: int | None = None,
     ) -> tuple[torch.Tensor, Any]:
         """Builds a fresh cache, fills it with one generate(), and returns the tokens and the cache.
 
         The prompt is prefilled as the workload says, unless the pass has chunks of its own.
+        `output_tokens` cuts the generation short; the cache has the workload's capacity all the same.
         """
         workload = self.spec.workload
         self.clock = clock
@@ -67,7 +73,7 @@ class CellRun:
                 self.model,
                 self.prompt_BN,
                 cache,
-                workload.output_tokens,
+                output_tokens or workload.output_tokens,
                 clock,
                 processors,
                 prefill_chunk_tokens or workload.prefill_chunk_tokens,
@@ -183,6 +189,29 @@ def measure_transfer(run: CellRun, trial: TrialSample) -> TrialSample:
         prefill=_merged(trial.prefill, link.log.sample("prefill")),
         decode=_merged(trial.decode, link.log.sample("decode")),
     )
+
+
+def profile_transfer(run: CellRun, trial: TrialSample) -> TrialSample:
+    """Lays the device's own records of copies beside the account of the same pass.
+
+    The pass is cut short: a profile holds every kernel, and one of a whole generation would not fit in memory. A
+    profiler whose records cannot be read costs the cross-check, not the cell.
+    """
+    output_tokens = min(run.spec.workload.output_tokens, PROFILED_TOKENS)
+    try:
+        with run.device.profile_copies() as copies, run.device.open_link(timed=True) as link:
+
+            def begin_decode() -> None:
+                link.log.phase = "decode"
+
+            run.generate(link, TokenClock(begin_decode), run.forced(), output_tokens=output_tokens)
+    except UnableError:
+        traceback.print_exc()
+        return trial
+    profiled = compare_with_account(
+        copies, link.log, output_tokens=output_tokens, most_token_bytes=run.prompt_BN.nbytes
+    )
+    return msgspec.structs.replace(trial, profiled_copies=profiled)
 
 
 def _merged(*samples: PhaseSample) -> PhaseSample:

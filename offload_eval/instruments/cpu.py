@@ -6,7 +6,7 @@ here says `emulated`.
 
 import gc
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
@@ -14,6 +14,7 @@ import torch
 
 from offload_eval.core.experiment import DeviceName
 from offload_eval.core.records import Direction, Evidence, Phase, PhaseSample
+from offload_eval.instruments.copy_profile import ProfiledCopy
 from offload_eval.instruments.cpu_copies import CpuCopyBench
 from offload_eval.instruments.cpu_pace import PacedCopies
 from offload_eval.instruments.device import Tier, Transfer
@@ -66,26 +67,37 @@ class CpuLink:
 
     def h2d(self, device: torch.Tensor, host: torch.Tensor, after: Sequence[Transfer] = ()) -> CpuTransfer:  # noqa: ARG002
         """Submits a copy into the device tier."""
-        return self._submit("h2d", device, host)
+        return self._submit("h2d", device, host, host)
 
     def d2h(self, host: torch.Tensor, device: torch.Tensor, after: Sequence[Transfer] = ()) -> CpuTransfer:  # noqa: ARG002
         """Submits a copy into the host tier."""
-        return self._submit("d2h", host, device)
+        return self._submit("d2h", host, device, host)
 
-    def meter_copy(self, direction: Direction, num_bytes: int) -> AbstractContextManager[None]:
+    def meter_copies(
+        self,
+        direction: Direction,
+        sizes_bytes: Sequence[int],
+        _host_tensors: Callable[[], Iterable[torch.Tensor]],
+        _device: torch.device,
+    ) -> AbstractContextManager[None]:
         """Refuses: no strategy of upstream's that copies by itself runs on a CPU."""
-        raise NotImplementedError(f"a {direction} copy of {num_bytes} bytes outside the link cannot run on a CPU")
+        raise NotImplementedError(
+            f"{direction} copies of {sum(sizes_bytes)} bytes outside the link cannot run on a CPU"
+        )
 
-    def meter_wait(self) -> AbstractContextManager[None]:
-        """Refuses, as `meter_copy` does."""
+    def meter_wait(self, _device: torch.device) -> AbstractContextManager[None]:
+        """Refuses, as `meter_copies` does."""
         raise NotImplementedError("a wait outside the link cannot run on a CPU")
 
-    def _submit(self, direction: Direction, target: torch.Tensor, source: torch.Tensor) -> CpuTransfer:
+    def _submit(
+        self, direction: Direction, target: torch.Tensor, source: torch.Tensor, host: torch.Tensor
+    ) -> CpuTransfer:
         if target.shape != source.shape or target.dtype != source.dtype:
             raise ValueError(f"copy from {source.shape} {source.dtype} to {target.shape} {target.dtype}")
         if not (target.is_contiguous() and source.is_contiguous()):
             raise ValueError("a copy over the link needs contiguous tensors")
-        self.log.add_bytes(direction, target.nbytes)
+        self.log.add_copy(direction, target.nbytes)
+        self.log.add_pageable([host.untyped_storage() not in self._memory.host])
         submitted_s = time.perf_counter()
         copied = self._thread.submit(self._copy, self.log.phase, direction, target, source, submitted_s)
         return CpuTransfer(copied, self.log)
@@ -132,6 +144,7 @@ class CpuDevice:
 
     name: DeviceName = "cpu"
     evidence: Evidence = "emulated"
+    has_profiler: bool = False
 
     def __init__(self, link_bytes_per_s: int | None = None) -> None:
         self.torch_device = torch.device("cpu")
@@ -176,6 +189,10 @@ class CpuDevice:
     def open_copy_bench(self) -> CpuCopyBench:
         """A copy thread for raw copies, at the pace of the link."""
         return CpuCopyBench(PacedCopies(self._link_bytes_per_s).copy)
+
+    def profile_copies(self) -> AbstractContextManager[list[ProfiledCopy]]:
+        """Refuses: to a CPU's profiler, a copy between the tiers is a copy like any other."""
+        raise NotImplementedError("the cpu device has no profiler of copies")
 
     def tier_of(self, tensor: torch.Tensor) -> Tier:
         """Host for what `empty_host` made, device for everything else."""

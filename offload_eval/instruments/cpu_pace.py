@@ -32,7 +32,7 @@ class PacedCopies:
 
         Returns:
             Seconds that the copy kept the link busy: from its submission, or the previous copy's end where that is
-            later, to its own end.
+            later, to its own end. That is its deadline, or when its bytes were there, if that was later.
         """
         started_s = max(submitted_s, self._ended_s)
         if source.is_contiguous():
@@ -40,10 +40,12 @@ class PacedCopies:
             ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
         else:
             target.copy_(source)
+        self._ended_s = time.perf_counter()
         if self._bytes_per_s is not None:
             self._deadline_s = max(submitted_s, self._deadline_s) + target.nbytes / self._bytes_per_s
+            # The link is free at the deadline, however long this thread sleeps on.
+            self._ended_s = max(self._ended_s, self._deadline_s)
             _sleep_until(self._deadline_s)
-        self._ended_s = time.perf_counter()
         return self._ended_s - started_s
 
 

@@ -1,6 +1,6 @@
 """One protocol for every device. `cuda` and `cpu` pass the same contract tests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
@@ -9,6 +9,7 @@ import torch
 from offload_eval.core.experiment import DeviceName
 from offload_eval.core.records import Direction, Evidence, PhaseSample
 from offload_eval.instruments.copies import CopyBench
+from offload_eval.instruments.copy_profile import ProfiledCopy
 from offload_eval.instruments.transfers import TransferLog
 
 Tier = Literal["device", "host"]
@@ -41,11 +42,20 @@ class Link(Protocol):
     def d2h(self, host: torch.Tensor, device: torch.Tensor, after: Sequence[Transfer] = ()) -> Transfer:
         """Submits a copy into the host tier."""
 
-    def meter_copy(self, direction: Direction, num_bytes: int) -> AbstractContextManager[None]:
-        """Accounts for copies that other code enqueues on the current stream inside the block."""
+    def meter_copies(
+        self,
+        direction: Direction,
+        sizes_bytes: Sequence[int],
+        host_tensors: Callable[[], Iterable[torch.Tensor]],
+        device: torch.device,
+    ) -> AbstractContextManager[None]:
+        """Accounts for copies that other code enqueues on the device's current stream inside the block.
 
-    def meter_wait(self) -> AbstractContextManager[None]:
-        """Accounts for the time the current stream stands still inside the block."""
+        `host_tensors` gives their host sides: asked at the block's start for h2d, and at its end for d2h.
+        """
+
+    def meter_wait(self, device: torch.device) -> AbstractContextManager[None]:
+        """Accounts for the time the device's current stream stands still inside the block."""
 
 
 class MemoryMeter(Protocol):
@@ -70,6 +80,8 @@ class Device(Protocol):
     name: DeviceName
     evidence: Evidence
     torch_device: torch.device
+    has_profiler: bool
+    """Whether the device records copies by itself, apart from the link's account."""
 
     def synchronize(self) -> None:
         """Returns once everything submitted has run."""
@@ -94,6 +106,13 @@ class Device(Protocol):
 
     def open_copy_bench(self) -> CopyBench:
         """Raw copies over the same link, for its calibration; nothing of them enters an account."""
+
+    def profile_copies(self) -> AbstractContextManager[list[ProfiledCopy]]:
+        """Records copies with the device's own profiler, if it has one; the list is filled at the end.
+
+        Raises:
+            UnableError: At the end: the profiler's records are not what they were.
+        """
 
     def tier_of(self, tensor: torch.Tensor) -> Tier:
         """The ledger a tensor's storage belongs to."""

@@ -210,6 +210,72 @@ METHODS: Final = (
         "Time the link copied for one step of the whole batch, hidden behind computation or not.",
     ),
     Method(
+        "H2D, D2H, H2D copies, D2H copies",
+        RUN,
+        "h2d_bytes, d2h_bytes, num_h2d_copies, num_d2h_copies / steps",
+        "Of the whole batch, counted at the copies; steps: output_tokens - 1 in decode, 1 in prefill. A strategy that "
+        "fetches ahead submits the first fetches for decode in prefill.",
+    ),
+    Method(
+        "pageable, whole phase",
+        RUN,
+        "num_pageable_copies",
+        "Of the whole phase: copies whose host side is not pinned; emulated: was not made by the link.",
+    ),
+    Method(
+        "H2D busy, D2H busy",
+        RUN,
+        "h2d_busy_s, d2h_busy_s / steps",
+        "Time the link copied, hidden behind computation or not.",
+    ),
+    Method(
+        "H2D speed, D2H speed",
+        RUN,
+        "h2d_bytes / h2d_busy_s, d2h_bytes / d2h_busy_s",
+        "In decimal GB/s. Busy runs from the moment a copy may start to its end.",
+    ),
+    Method(
+        "H2D of the link, D2H of the link",
+        f"{RUN} over calibrated",
+        "(copies * latency + bytes / bandwidth) / busy",
+        "100 % is the calibrated link at copies of these sizes: its bandwidth alone, or with the other direction as "
+        "busy as it was.",
+    ),
+    Method(
+        "exposed by waits",
+        RUN,
+        "exposed_transfer_s / steps",
+        "Time a step in which computation stood still for copies, between events around each wait.",
+    ),
+    Method(
+        "exposed by difference",
+        RUN,
+        "median over steps of (latency of the step - the reference's at the same length)",
+        "In prefill the difference of the TTFTs. The reference is named in the table: of streamed the cell with every "
+        "layer resident and the same host dtype where there is one, else the baseline. It has the strategy's own "
+        "computing in it, and may be negative.",
+    ),
+    Method(
+        "hidden",
+        RUN,
+        "1 - exposed_transfer_s / (h2d_busy_s + d2h_busy_s)",
+        "At least 0. Both directions busy at once count twice in the denominator.",
+    ),
+    Method(
+        "end latency",
+        RUN,
+        "median of the last tenth of inter_token_latencies_s, over all trials",
+        "In prefill TTFT. It stands beside bounds of the last decode steps, when the cache is largest.",
+    ),
+    Method(
+        "ideal, scheduled, serial",
+        "traced, on the hardware profile",
+        "max of compute, memory and link; what the strategy's streams overlap; their sum",
+        "Of the last decode steps: lower bounds, not predictions. Only with a hardware profile of the run's rung. Of "
+        "prefill there are none: a first token is out before its prompt's write-back is through.",
+        of_trace=True,
+    ),
+    Method(
         "reserved, device used",
         RUN,
         "max over trials of peak_reserved_bytes, peak_device_used_bytes",

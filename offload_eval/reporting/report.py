@@ -6,6 +6,7 @@ from pathlib import Path
 
 from offload_eval.analysis.findings import find
 from offload_eval.core.experiment import Experiment, ModelSpec
+from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
@@ -17,20 +18,26 @@ from offload_eval.reporting.method import render_evidence, render_method, render
 from offload_eval.reporting.sentences import workload_sentences
 from offload_eval.reporting.strategy_tables import render_analytic_card, render_spread, render_strategy_tables
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
+from offload_eval.reporting.transfer_tables import render_transfers, transfer_frame
 from offload_eval.reporting.warmup_table import render_warmups
 from offload_eval.units import format_bytes, format_duration
 
 NOTHING = "Nothing has been recorded yet."
 MEMORY_TITLE = "Memory: analytic, traced, and of the run"
+TRANSFERS_TITLE = "Transfers"
+NO_TRANSFERS = "No cell that uses the link has been measured."
 _MESSAGE_CHARACTERS = 600
 
 
-def render_report(experiment: Experiment, records: Sequence[RunRecord]) -> str:
+def render_report(
+    experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None = None
+) -> str:
     """Renders the whole report as Markdown.
 
     Args:
         experiment: What was asked; it names the cells, also those without a record.
         records: What was kept; a later record takes the place of an earlier one of the same cell.
+        hardware: What the machine was calibrated to; None: transfers are held against an emulated link's pace alone.
 
     Returns:
         Markdown in which no name and no error text can break a table or add markup.
@@ -43,7 +50,8 @@ def render_report(experiment: Experiment, records: Sequence[RunRecord]) -> str:
         section("Strategies", render_strategy_tables(everything) or NOTHING),
         section("Analytic card", render_analytic_card(ordered) if ordered else NOTHING),
         section(MEMORY_TITLE, render_memory(everything) or NOTHING),
-        section("Findings", _findings(everything)),
+        section(TRANSFERS_TITLE, render_transfers(everything, hardware) or NO_TRANSFERS),
+        section("Findings", _findings(everything, hardware)),
         section("Spread", render_spread(ordered) or "No cell was timed."),
         *([section("First use of compiled cells", warmups)] if (warmups := render_warmups(ordered)) else []),
         section("Method", render_method(experiment, everything)),
@@ -54,7 +62,9 @@ def render_report(experiment: Experiment, records: Sequence[RunRecord]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def write_report(directory: Path, experiment: Experiment, records: Sequence[RunRecord]) -> list[Path]:
+def write_report(
+    directory: Path, experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None = None
+) -> list[Path]:
     """Writes report.md and tables/*.csv, each whole or not at all; those of an earlier report are replaced.
 
     Raises:
@@ -63,12 +73,13 @@ def write_report(directory: Path, experiment: Experiment, records: Sequence[RunR
     ordered, everything = recorded(experiment_cells(experiment, records)), in_order(experiment, records)
     tables = directory / "tables"
     texts = {
-        directory / "report.md": render_report(experiment, records),
+        directory / "report.md": render_report(experiment, records, hardware),
         tables / "strategies.csv": strategy_frame(everything).to_csv(index=False),
         tables / "fidelity.csv": fidelity_frame(ordered).to_csv(index=False),
         tables / "host.csv": host_frame(ordered).to_csv(index=False),
         tables / "analytic.csv": analytic_frame(ordered).to_csv(index=False),
         tables / "memory.csv": memory_frame(everything).to_csv(index=False),
+        tables / "transfers.csv": transfer_frame(everything, hardware).to_csv(index=False),
         tables / "trials.csv": trials_frame(ordered).to_csv(index=False),
     }
     tables.mkdir(parents=True, exist_ok=True)
@@ -109,7 +120,7 @@ def _verdicts(experiment: Experiment, records: Sequence[RunRecord]) -> list[str]
     return [section(f"Workload: {workload}", bullets(lines), level=3) for workload, lines in said.items()]
 
 
-def _findings(records: Sequence[RunRecord]) -> str:
+def _findings(records: Sequence[RunRecord], hardware: HardwareProfile | None) -> str:
     rows = [
         [
             finding.severity,
@@ -117,7 +128,7 @@ def _findings(records: Sequence[RunRecord]) -> str:
             one_line(finding.message, _MESSAGE_CHARACTERS),
             finding.remedy,
         ]
-        for finding in find(records)
+        for finding in find(records, hardware)
     ]
     if not rows:
         return "No rule found anything to say against these numbers." if records else NOTHING

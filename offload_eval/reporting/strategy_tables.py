@@ -124,15 +124,15 @@ def render_strategy_tables(records: Sequence[RunRecord]) -> str:
         ("Allocator", host, ALLOCATOR_COLUMNS),
     )
     blocks = [
-        section(f"{title}: {workload}", _frame_table(rows, shown, _row_names(rows)), level=3)
+        section(f"{title}: {workload}", frame_table(rows, shown, row_names(rows)), level=3)
         for title, frame, columns in parts
         for workload, rows in frame.groupby("workload", sort=False)
-        if (shown := _filled(rows, columns, keep=frame is strategies))
+        if (shown := filled_columns(rows, columns, keep=frame is strategies))
     ]
     return "\n\n".join(blocks)
 
 
-def _filled(frame: pd.DataFrame, columns: Sequence[Column], *, keep: bool) -> list[Column]:
+def filled_columns(frame: pd.DataFrame, columns: Sequence[Column], *, keep: bool = False) -> list[Column]:
     """The columns that a row has; with `keep`, those that are not optional as well."""
     return [column for column in columns if (keep and not column.optional) or bool(frame[column.name].notna().any())]
 
@@ -144,7 +144,7 @@ def _first_divergences(frame: pd.DataFrame) -> "pd.Series[str]":
     return pd.Series(shown, index=frame.index, dtype="string")
 
 
-def _row_names(frame: pd.DataFrame) -> list[str]:
+def row_names(frame: pd.DataFrame) -> list[str]:
     """The strategy, with its status where that is not ok and its rung where there are several."""
     mixed = frame["evidence"].nunique() > 1
     names = []
@@ -154,7 +154,8 @@ def _row_names(frame: pd.DataFrame) -> list[str]:
     return names
 
 
-def _frame_table(frame: pd.DataFrame, columns: Sequence[Column], names: Sequence[str]) -> str:
+def frame_table(frame: pd.DataFrame, columns: Sequence[Column], names: Sequence[str]) -> str:
+    """A table of some columns, each row under its name."""
     titles, rows = format_columns(frame, columns)
     labelled = [[name, *row] for name, row in zip(names, rows, strict=True)]
     return render_table(["strategy", *titles], labelled, "l" + "r" * len(titles))
@@ -164,7 +165,7 @@ def render_analytic_card(records: Sequence[RunRecord]) -> str:
     """The analytic card of each workload, and what it assumes."""
     frame = analytic_frame(records)
     blocks = [
-        section(f"Workload: {workload}", _frame_table(rows, ANALYTIC_CARD_COLUMNS, list(rows["strategy"])), level=3)
+        section(f"Workload: {workload}", frame_table(rows, ANALYTIC_CARD_COLUMNS, list(rows["strategy"])), level=3)
         for workload, rows in frame.groupby("workload", sort=False)
     ]
     return "\n\n".join([*blocks, section("Assumptions", bullets(_assumptions(records)), level=3)])

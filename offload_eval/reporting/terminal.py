@@ -10,6 +10,7 @@ from rich.text import Text
 
 from offload_eval.analysis.findings import find
 from offload_eval.core.experiment import Experiment
+from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.display import one_line, show_count, show_ms, show_number
 from offload_eval.reporting.grid import experiment_cells, recorded
@@ -28,7 +29,9 @@ COLUMNS: Final = (
 )
 
 
-def render_terminal(experiment: Experiment, records: Sequence[RunRecord]) -> RenderableType:
+def render_terminal(
+    experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None = None
+) -> RenderableType:
     """Renders the verdict and the strategy table for a terminal; no text in a record can act as markup.
 
     Returns:
@@ -39,7 +42,7 @@ def render_terminal(experiment: Experiment, records: Sequence[RunRecord]) -> Ren
         parts += [Text(one_line(workload), style="bold"), _bullets(sentences)]
     ordered = recorded(experiment_cells(experiment, records))
     if ordered:
-        parts += [Text(""), _strategy_table(ordered), Text(_closing(ordered, records))]
+        parts += [Text(""), _strategy_table(ordered), Text(_closing(ordered, records, hardware))]
     return Group(*parts)
 
 
@@ -70,10 +73,10 @@ def _strategy_table(records: Sequence[RunRecord]) -> Table:
     return table
 
 
-def _closing(ordered: Sequence[RunRecord], records: Sequence[RunRecord]) -> str:
+def _closing(ordered: Sequence[RunRecord], records: Sequence[RunRecord], hardware: HardwareProfile | None) -> str:
     """The rungs under the table, and how many findings the report holds, on traces too."""
     rungs = "; ".join(EVIDENCE_WORDS[rung] for rung in dict.fromkeys(record.evidence for record in ordered))
-    severities = [finding.severity for finding in find(records)]
+    severities = [finding.severity for finding in find(records, hardware)]
     counts = [
         f"{count} {level}{'' if count == 1 else 's'}"
         for level in ("error", "warning", "note")

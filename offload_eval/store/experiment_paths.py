@@ -6,6 +6,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from offload_eval.core.experiment import Experiment, JsonlPrompt, ModelSpec, TextPrompt, Workload
+from offload_eval.store.locations import existing_path
 from offload_eval.store.origin import KeyPath, Origin
 
 _LOCAL_STARTS: Final = (".", "/", "~")
@@ -20,7 +21,18 @@ def resolve_paths(experiment: Experiment, origin: Origin) -> Experiment:
     workloads = tuple(
         _with_resolved_prompt(workload, index, origin) for index, workload in enumerate(experiment.workloads)
     )
-    return replace(experiment, model=_with_resolved_model(experiment.model, origin), workloads=workloads)
+    return replace(
+        experiment,
+        model=_with_resolved_model(experiment.model, origin),
+        hardware=_resolved_hardware(experiment.hardware, origin),
+        workloads=workloads,
+    )
+
+
+def _resolved_hardware(location: str | None, origin: Origin) -> str | None:
+    """A file's absolute path; what leads to no file may be the name of a profile, and stays."""
+    found = None if location is None else existing_path(location, origin.file.parent)
+    return location if found is None else str(found.resolve())
 
 
 def is_local_source(source: str, folder: Path) -> bool:

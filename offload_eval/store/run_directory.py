@@ -2,6 +2,7 @@
 
     experiment.yaml   the experiment as it was run, every default filled in
     machine.json      the machine
+    hardware.yaml     the hardware profile that the report holds the run against, where one was given
     records.jsonl     one record a line: of a cell, or of its trace
     reference/        the baseline's tokens and logits
     logs/             one file for each worker
@@ -18,15 +19,18 @@ from typing import Final, Self
 import msgspec
 
 from offload_eval.core.experiment import Experiment
+from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord, Status
 from offload_eval.errors import InputError
 from offload_eval.store.directory_lock import LOCK_NAME, DirectoryLock
 from offload_eval.store.experiment_file import dump_experiment, load_resolved_experiment
+from offload_eval.store.hardware_file import dump_hardware, load_hardware
 from offload_eval.store.record_file import RecordWriter, drop_torn_line, read_records, sync_directory
 
 EXPERIMENT_NAME: Final = "experiment.yaml"
 MACHINE_NAME: Final = "machine.json"
+HARDWARE_NAME: Final = "hardware.yaml"
 RECORDS_NAME: Final = "records.jsonl"
 FINISHED: Final[frozenset[Status]] = frozenset({"ok", "oom", "unsupported"})
 """Statuses that a rerun would only repeat; `timeout` and `failed` are run again on resume."""
@@ -142,6 +146,24 @@ class RunDirectory:
             raise RuntimeError(f"{self.path}: not open for writing; use RunDirectory.create or resume")
         self._writer.append(record)
         self._records[record.run_id] = record
+
+    @property
+    def hardware(self) -> HardwareProfile | None:
+        """The hardware profile of the run, where it has one.
+
+        Raises:
+            InputError: hardware.yaml is no profile.
+        """
+        path = self.path / HARDWARE_NAME
+        return load_hardware(path) if path.exists() else None
+
+    def keep_hardware(self, profile: HardwareProfile) -> None:
+        """Writes the profile that the run is held against; another one that is there is kept under a numbered name."""
+        path, text = self.path / HARDWARE_NAME, dump_hardware(profile)
+        if not path.exists():
+            _write_new(path, text)
+        elif path.read_text(encoding="utf-8") != text:
+            _supersede(path, text)
 
     @property
     def reference_dir(self) -> Path:

@@ -1,6 +1,6 @@
 """The link as a strategy sees it. Instruments implement it; neither package imports the other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -32,8 +32,17 @@ class Link(Protocol):
     def d2h(self, host: torch.Tensor, device: torch.Tensor, after: Sequence[Transfer] = ()) -> Transfer:
         """Submits a copy from `device` into `host`."""
 
-    def meter_copy(self, direction: Direction, num_bytes: int) -> AbstractContextManager[None]:
-        """Accounts for copies that other code enqueues on the current stream inside the block."""
+    def meter_copies(
+        self,
+        direction: Direction,
+        sizes_bytes: Sequence[int],
+        host_tensors: Callable[[], Iterable[torch.Tensor]],
+        device: torch.device,
+    ) -> AbstractContextManager[None]:
+        """Accounts for copies that other code enqueues on the device's current stream inside the block.
 
-    def meter_wait(self) -> AbstractContextManager[None]:
-        """Accounts for the time the current stream stands still inside the block."""
+        `host_tensors` gives their host sides: asked at the block's start for h2d, and at its end for d2h.
+        """
+
+    def meter_wait(self, device: torch.device) -> AbstractContextManager[None]:
+        """Accounts for the time the device's current stream stands still inside the block."""

@@ -4,7 +4,7 @@ Per layer and step, upstream waits for the layer prefetched on its side stream, 
 and copies the updated layer back to the host on the compute stream (transformers 5.24, Cache.update).
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -68,7 +68,7 @@ class MeteredOffloading:
 
     def update(self, key_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Waits for the prefetch stream, then does what upstream does."""
-        with self.link.meter_wait():
+        with self.link.meter_wait(key_states.device):
             torch.cuda.default_stream(key_states.device).wait_stream(self.prefetch_stream)
         return super().update(key_states, *args, **kwargs)  # type: ignore[misc]  # upstream's comes next
 
@@ -86,12 +86,22 @@ def metered(layer_class: type[Any]) -> type[Any]:
     """
 
     def prefetch(self: Any) -> None:
-        with self.link.meter_copy("h2d", sum(tensor.nbytes for tensor in _held(self) if tensor.device.type == "cpu")):
+        sizes_bytes = [tensor.nbytes for tensor in _on_host(self)]
+        if not sizes_bytes:  # a layer that has seen no token yet knows no device
+            layer_class.prefetch(self)
+            return
+        with self.link.meter_copies("h2d", sizes_bytes, partial(_on_host, self), self.device):
             layer_class.prefetch(self)
 
     def offload(self: Any) -> None:
-        num_bytes = sum(tensor.nbytes for tensor in _held(self) if tensor.device.type != "cpu")
-        with self.link.meter_wait(), self.link.meter_copy("d2h", num_bytes):
+        sizes_bytes = [tensor.nbytes for tensor in _held(self) if tensor.device.type != "cpu"]
+        if not sizes_bytes:
+            layer_class.offload(self)
+            return
+        with (
+            self.link.meter_wait(self.device),
+            self.link.meter_copies("d2h", sizes_bytes, partial(_on_host, self), self.device),
+        ):
             layer_class.offload(self)
 
     members = {"_layer_type": None, "prefetch": prefetch, "offload": offload}
@@ -102,3 +112,7 @@ def _held(layer: Any) -> list[torch.Tensor]:
     """What offloading moves: keys, values and, where there is one, the indexer's keys."""
     held = (getattr(layer, name, None) for name in ("keys", "values", "indexer_keys"))
     return [tensor for tensor in held if tensor is not None]
+
+
+def _on_host(layer: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in _held(layer) if tensor.device.type == "cpu"]

@@ -1,7 +1,7 @@
 """A link over which nothing moves: its copies are counted."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -64,11 +64,17 @@ class TracedLink:
         """Counts a copy into the host tier."""
         return self._count("d2h", host, device)
 
-    def meter_copy(self, direction: Direction, num_bytes: int) -> AbstractContextManager[None]:  # noqa: ARG002
+    def meter_copies(
+        self,
+        _direction: Direction,
+        _sizes_bytes: Sequence[int],
+        _host_tensors: Callable[[], Iterable[torch.Tensor]],
+        _device: torch.device,
+    ) -> AbstractContextManager[None]:
         """Counts nothing: the operators inside the block are seen themselves."""
         return nullcontext()
 
-    def meter_wait(self) -> AbstractContextManager[None]:
+    def meter_wait(self, _device: torch.device) -> AbstractContextManager[None]:
         """Nothing waits."""
         return nullcontext()
 

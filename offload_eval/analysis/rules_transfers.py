@@ -1,0 +1,120 @@
+"""Rules about what crossed the link: counts that a trace or the arithmetic contradicts, and copies that block."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from offload_eval.analysis.cells import latest_records, latest_traces, merged_sample
+from offload_eval.analysis.traced_totals import MovedTotals, traced_decode, traced_prefill
+from offload_eval.bounds.strategy_bound import moved_bytes
+from offload_eval.core.experiment import DynamicSpec, StreamedSpec, content_hash
+from offload_eval.core.judgement import Finding
+from offload_eval.core.records import Phase, PhaseSample, RunRecord
+from offload_eval.core.trace import Trace
+
+_WORDS = ("bytes to the device", "bytes to the host", "copies to the device", "copies to the host")
+
+
+def check_traced_transfers(records: Sequence[RunRecord]) -> list[Finding]:
+    """A run moved other bytes than its trace, or in another number of copies.
+
+    Decode of every strategy is held to it; the prefill of `streamed` alone, less what the baseline's prefill sends by
+    its trace: when upstream's layers are set up, scalars cross the link that no strategy moves.
+    """
+    traces = {content_hash(record.spec): record.trace for record in latest_traces(records)}
+    return [
+        finding
+        for run in latest_records(records)
+        if run.status == "ok" and (trace := traces.get(content_hash(run.spec))) is not None
+        for finding in _against_trace(run, trace, _setting_up(run, traces))
+    ]
+
+
+def _setting_up(run: RunRecord, traces: Mapping[str, Trace | None]) -> MovedTotals | None:
+    """What the baseline's prefill sends; None where that is not known, or says nothing of another strategy's."""
+    spec = run.spec
+    baseline = traces.get(content_hash(msgspec.structs.replace(spec, strategy=spec.baseline)))
+    comparable = isinstance(spec.strategy, StreamedSpec) and isinstance(spec.baseline, DynamicSpec)
+    return traced_prefill(baseline) if comparable and baseline is not None else None
+
+
+def _against_trace(run: RunRecord, trace: Trace, setting_up: MovedTotals | None) -> Iterator[Finding]:
+    sample, prefill = merged_sample(run), None
+    if setting_up is not None:
+        prefill = MovedTotals(*(all_ - own for all_, own in zip(traced_prefill(trace), setting_up, strict=True)))
+    phases: tuple[tuple[Phase, PhaseSample, MovedTotals | None], ...] = (
+        ("prefill", sample.prefill, prefill),
+        ("decode", sample.decode, traced_decode(run, trace)),
+    )
+    for phase, counted, traced in phases:
+        differences = [] if traced is None else list(_differences(counted, traced))
+        if differences:
+            yield Finding(
+                code="transfers_differ_from_trace",
+                severity="error",
+                message=f"over the whole {phase}, {'; '.join(differences)}. Suspected cause: the strategy copies "
+                "something twice or not at all, the account misses a copy, or the trace has one of the model's own.",
+                remedy="Trust no figure of the link before they agree; look at the strategy's copies first.",
+                run_ids=(run.run_id,),
+            )
+
+
+def _differences(counted: PhaseSample, traced: MovedTotals) -> Iterator[str]:
+    seen = (counted.h2d_bytes, counted.d2h_bytes, counted.num_h2d_copies, counted.num_d2h_copies)
+    for words, count, expected in zip(_WORDS, seen, traced, strict=True):
+        if count is not None and count != expected:
+            yield f"{count:,} {words} were counted where the trace has {expected:,}"
+
+
+def check_transfer_card(record: RunRecord) -> Finding | None:
+    """A run moved other bytes than the arithmetic says it must.
+
+    What decode writes back is held to the card of every strategy that has one; what is fetched to that of `streamed`
+    alone, and over both phases: its first fetches for decode belong to the prefill. Upstream's prefetcher fetches
+    past the end. Records made before copies were counted are not held to it.
+    """
+    sample, moved = merged_sample(record), moved_bytes(record.spec, record.model)
+    prefill, decode = sample.prefill, sample.decode
+    if record.status != "ok" or moved is None or decode.num_d2h_copies is None:
+        return None
+    fetched_bytes, written_bytes = moved
+    if decode.d2h_bytes is not None and decode.d2h_bytes != written_bytes:
+        return _differs_from_card(record, "decode copied to the host", decode.d2h_bytes, written_bytes)
+    both = (prefill.h2d_bytes, decode.h2d_bytes)
+    if not isinstance(record.spec.strategy, StreamedSpec) or both[0] is None or both[1] is None:
+        return None
+    if both[0] + both[1] != fetched_bytes:
+        return _differs_from_card(record, "prefill and decode copied to the device", both[0] + both[1], fetched_bytes)
+    return None
+
+
+def _differs_from_card(record: RunRecord, what: str, seen_bytes: int, card_bytes: int) -> Finding:
+    more = "more" if seen_bytes > card_bytes else "fewer"
+    return Finding(
+        code="transfers_differ_from_card",
+        severity="error",
+        message=f"{what} {seen_bytes:,} bytes where the arithmetic gives {card_bytes:,}: "
+        f"{abs(seen_bytes - card_bytes):,} bytes {more}. Suspected cause: the strategy copies something twice or not "
+        "at all, or the arithmetic does not describe it.",
+        remedy="Trust no figure of the link before they agree; look at the strategy's copies first.",
+        run_ids=(record.run_id,),
+    )
+
+
+def check_pageable(record: RunRecord) -> Finding | None:
+    """Copies whose host side is not pinned: on a GPU they block the host and overlap nothing."""
+    sample = merged_sample(record)
+    counts = [phase.num_pageable_copies for phase in (sample.prefill, sample.decode)]
+    num_pageable = sum(count or 0 for count in counts)
+    if num_pageable == 0:
+        return None
+    not_pinned = "not made by the link" if record.evidence == "emulated" else "not pinned"
+    return Finding(
+        code="pageable_copies",
+        severity="warning",
+        message=f"{num_pageable:,} copies are from or to host memory that is {not_pinned} ({counts[0] or 0:,} in "
+        f"prefill, {counts[1] or 0:,} in decode). On a GPU the driver stages such a copy while the host waits: it "
+        "overlaps nothing, at a fraction of the link's speed. Suspected cause: a buffer allocated past the link.",
+        remedy="Allocate every host buffer with the link's empty_host, or pin it.",
+        run_ids=(record.run_id,),
+    )
