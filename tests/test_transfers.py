@@ -215,8 +215,6 @@ def test_a_host_buffer_that_is_not_the_links_is_found(run_cell: RunCell) -> None
     (message,) = [each.message for each in find(records) if each.code == "pageable_copies"]
     start = "b2-p12-o5 / streamed-ahead1: 9 copies are from or to host memory that is not made by the link"
     assert message.startswith(start)
-        "b2-p12-o5 / streamed-ahead1: 9 copies are from or to host memory that is not made by the link"
-    )
 
 
 def test_a_link_20_percent_slower_than_its_profile_is_found(run_cell: RunCell) -> None:
