@@ -18,7 +18,7 @@ from offload_eval.core.experiment import HostDtype
 _LEVELS: Final = {"int8": 255, "int4": 15}
 _LARGEST_FP8: Final = 448.0
 """Of float8_e4m3fn."""
-_PIECE_VALUES: Final = 2**20
+_PIECE_VALUES: Final = 2**23
 """Quantized at a time: bounds the float32 working space of a long prompt."""
 
 
