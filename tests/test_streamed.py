@@ -149,7 +149,7 @@ def test_each_step_writes_back_one_token_and_fetches_the_prefix_once(model: Any)
     """Decode steps see prefixes of 17 to 24 tokens; the first fetch of a step is made in the step before."""
     with CpuDevice().open_link(timed=False) as link:
         clock = TokenClock(on_first_token=lambda: setattr(link.log, "phase", "decode"))
-        cache = Streamed(StreamedSpec()).build_cache(model.config, link, CAPACITY)
+        cache = Streamed(StreamedSpec(prefetch_layers=1)).build_cache(model.config, link, CAPACITY)
         generate(model, torch.ones(BATCH, PROMPT, dtype=torch.long), cache, OUTPUT, clock)
     prefill, decode = link.log.sample("prefill"), link.log.sample("decode")
     prefixes = range(PROMPT, PROMPT + OUTPUT - 1)
@@ -157,6 +157,23 @@ def test_each_step_writes_back_one_token_and_fetches_the_prefix_once(model: Any)
     assert prefill.h2d_bytes == PROMPT * ROW_BYTES
     assert decode.d2h_bytes == (OUTPUT - 1) * LAYERS * ROW_BYTES
     assert decode.h2d_bytes == (LAYERS * sum(prefixes) - PROMPT) * ROW_BYTES
+
+
+@pytest.mark.parametrize("resident_share", [0.0, 0.4])
+def test_a_chunked_prefill_fetches_each_prefix_once(model: Any, resident_share: float):
+    """17 tokens in chunks of 5: each later chunk needs the 5, 10 and 15 tokens before it, of every streamed layer.
+
+    One layer is fetched ahead for the first decode step.
+    """
+    with CpuDevice().open_link(timed=False) as link:
+        clock = TokenClock(on_first_token=lambda: setattr(link.log, "phase", "decode"))
+        cache = Streamed(StreamedSpec(prefetch_layers=1, resident_share=resident_share)).build_cache(
+            model.config, link, CAPACITY
+        )
+        generate(model, torch.ones(BATCH, PROMPT, dtype=torch.long), cache, OUTPUT, clock, (), 5)
+    prefill, streamed = link.log.sample("prefill"), round(LAYERS * (1 - resident_share))
+    assert prefill.h2d_bytes == (streamed * (5 + 10 + 15) + 1 * PROMPT) * ROW_BYTES
+    assert prefill.d2h_bytes == streamed * PROMPT * ROW_BYTES
 
 
 def test_payload_is_the_rows_in_use_on_the_host_and_the_ring_on_the_device(model: Any):
