@@ -69,6 +69,15 @@ def link_times(h2d_bytes: ArrayLike, d2h_bytes: ArrayLike, hardware: HardwarePro
     )
 
 
+def check_link(hardware: HardwareProfile) -> None:
+    """Refuses a profile that cannot bound copies in both directions.
+
+    Raises:
+        InputError: The message names the figure that is missing.
+    """
+    link_times(1, 1, hardware)
+
+
 def link_assumptions(link: LinkProfile) -> Iterator[str]:
     """What a link's figures leave open, in words."""
     if link.emulated:
