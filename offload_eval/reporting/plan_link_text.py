@@ -11,8 +11,8 @@ from rich.text import Text
 from offload_eval.core.plan import Plan, PlanHardware
 
 _COLUMNS: Final = {
-    "to device (ms),\nits batch": "link_h2d_s",
-    "back (ms),\nits batch": "link_d2h_s",
+    "H2D (ms),\nits batch": "link_h2d_s",
+    "D2H (ms),\nits batch": "link_d2h_s",
     "TPOT from (ms),\nits batch": "link_bound_tpot_s",
     "TPOT from (ms),\nat the limit": "link_bound_tpot_at_limit_s",
 }
