@@ -188,7 +188,7 @@ class TestProfile:
             "date": "2026-11-28",
         }
         text = " ".join(invoke(*LENGTHS, "--weights-gib", "12", "--hardware", str(path)).stdout.split())
-        assert "memory copies of card, calibrated, emulated, 2026-11-28: lower bounds on TPOT" in text
+        assert "memory copies of card, calibrated, emulated, 2026-11-28: lower bounds on the last step's TPOT" in text
         assert "emulated, not measured on a device: memory copies" in text
 
     def test_text_has_a_line_a_strategy_in_ms(self, write_profile: Configure):

@@ -102,8 +102,8 @@ def hardware_assumptions(request: PlanRequest) -> Iterator[str]:
     if copying and hardware.link is not None:
         yield (
             f"link_bound_tpot_s: bytes of the last decode step over {hardware.link.name}, both directions at once, in "
-            "a steady state: each step fetches as much ahead as was fetched for it. A lower bound, not a prediction: "
-            "no latency of a copy, no computing, and a link of its own for each rank."
+            "a steady state: each step fetches as much ahead as was fetched for it. A lower bound on its TPOT, not a "
+            "prediction: no latency of a copy, no computing, and a link of its own for each rank."
         )
         yield from link_assumptions(hardware.link)
     for strategy in copying:

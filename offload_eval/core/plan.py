@@ -222,7 +222,7 @@ class PlanCell(Strict, frozen=True, kw_only=True):
     hardware profile, without a decode step, and where the strategy does not copy."""
     link_d2h_s: float | None = None
     link_bound_tpot_s: float | None = None
-    """Both directions at once, contending: no step that moves these bytes takes less."""
+    """Both directions at once, contending: no step that moves these bytes takes less. Earlier steps move less."""
     link_h2d_at_limit_s: float | None = None
     """The same for as many sessions as `admission.limit` gives each replica; None where that is unknown or 0."""
     link_d2h_at_limit_s: float | None = None

@@ -38,8 +38,8 @@ def render_link_times(plan: Plan) -> Iterator[RenderableType]:
     if not timed:
         return
     yield Text(
-        f"The least time of that on {plan.hardware.link} of {hardware_words(plan.hardware)}: lower bounds on TPOT, "
-        "not predictions."
+        f"The least time of that on {plan.hardware.link} of {hardware_words(plan.hardware)}: lower bounds on "
+        "the last step's TPOT, not predictions."
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("strategy", overflow="fold")
