@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from offload_eval.bounds.latency import PhaseWork, bound_phase
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, PeakFlops, SourcedValue
+from offload_eval.core.records import Phase
 from offload_eval.errors import InputError
 from offload_eval.store.hardware_file import hardware_names, load_hardware
 
 WEIGHTS, KV, TOKEN = 16_060_522_496, 32_768 * 131_072, 131_072
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 def value(number: float) -> SourcedValue:
@@ -102,6 +104,32 @@ def test_a_prefill_is_bound_by_compute():
     assert bound.ideal.limited_by == "compute"
 
 
+def prompt(**changes: int) -> PhaseWork:
+    """989 GFLOP, 1 ms; weights of 3.35 GB, 1 ms, read twice by its operators, 2 ms."""
+    base = {"flops": 989 * 10**9, "least_bytes": 3_350_000_000, "touched_bytes": 6_700_000_000}
+    return PhaseWork(**(base | changes))
+
+
+def test_a_first_token_need_not_wait_for_copies_on_streams_of_their_own():
+    """5.5 GB each way are 100 ms each: a first token can be out after 1 ms, and as the code reads, after 2."""
+    work = prompt(h2d_bytes=5_500_000_000, d2h_bytes=5_500_000_000)
+    bound = bound_phase(work, card(), "bfloat16", "streamed", "prefill")
+    assert (bound.ideal.seconds, bound.scheduled.seconds) == pytest.approx((1e-3, 2e-3))
+    assert (bound.h2d_s, bound.d2h_s, bound.serial.seconds) == pytest.approx((0.1, 0.1, 0.203))
+    decode = bound_phase(work, card(), "bfloat16", "streamed")
+    assert decode.ideal.seconds == pytest.approx(5.5 / 41.7)
+
+
+@pytest.mark.parametrize("kind", ["offloaded", "offloaded_static"])
+def test_a_first_token_waits_for_transformers_write_back_and_not_for_its_prefetches(kind: str):
+    """5.5 GB back are 100 ms in line with 2 ms of computing, at the link's own speed: nothing need oppose them."""
+    work = prompt(h2d_bytes=55_000_000_000, d2h_bytes=5_500_000_000)
+    bound = bound_phase(work, card(), "bfloat16", kind, "prefill")
+    assert (bound.ideal.seconds, bound.scheduled.seconds) == pytest.approx((0.1, 0.102))
+    assert bound.ideal.limited_by == bound.scheduled.limited_by == "d2h"
+    assert bound.serial.seconds == pytest.approx(1.103)
+
+
 def test_one_direction_may_be_all_that_is_known_of_contention():
     link = LinkProfile(
         name="C2C", h2d_bytes_per_s=value(40e9), d2h_bytes_per_s=value(40e9), h2d_with_d2h_bytes_per_s=value(20e9)
@@ -141,7 +169,7 @@ def test_ideal_is_never_above_scheduled_nor_scheduled_above_serial(
     d2h_share: float,
     data: st.DataObject,
 ):
-    kind = data.draw(st.sampled_from(["dynamic", "offloaded", "streamed"]))
+    kind, phase = data.draw(st.sampled_from(["dynamic", "offloaded", "streamed"])), data.draw(st.sampled_from(PHASES))
     work = PhaseWork(flops=flops, least_bytes=least, touched_bytes=least + again, h2d_bytes=h2d, d2h_bytes=d2h)
     link = LinkProfile(
         name="any",
@@ -150,7 +178,7 @@ def test_ideal_is_never_above_scheduled_nor_scheduled_above_serial(
         h2d_with_d2h_bytes_per_s=value(h2d_rate * h2d_share),
         d2h_with_h2d_bytes_per_s=value(d2h_rate * d2h_share),
     )
-    bound = bound_phase(work, card(link=link), "bfloat16", kind)
+    bound = bound_phase(work, card(link=link), "bfloat16", kind, phase)
     assert bound.ideal.seconds <= bound.scheduled.seconds * (1 + 1e-9)
     assert bound.scheduled.seconds <= bound.serial.seconds * (1 + 1e-9)
 

@@ -25,10 +25,23 @@ class TestText:
     ):
         monkeypatch.setenv("COLUMNS", columns)
         groups = [CHAT, LONG]
-        strategies = [{"kind": "streamed"}, {"kind": "quantized", "backend": "quanto", "nbits": 4}]
+        names = (
+            {"kind": "streamed"},
+            {"kind": "offloaded_static"},
+            {"kind": "quantized", "backend": "quanto", "nbits": 4},
+        )
         section = {"population": groups, "host": {"memory_bytes": 2**41}}
-        text = invoke(str(plan_experiment(section, strategies=strategies))).stdout
-        for words in ("quantized-quanto-int4 ", "streamed ", "at most", "mixes", "pinned host", "at the limit"):
+        text = invoke(str(plan_experiment(section, strategies=[*names])), "--hardware", "h100-sxm").stdout
+        shown = (
+            "quantized-quanto-int4 ",
+            "streamed ",
+            "at most",
+            "mixes",
+            "pinned host",
+            "at the limit",
+            "TPOT from (ms)",
+        )
+        for words in shown:
             assert words in text
         assert "…" not in text
         assert max(map(len, text.splitlines())) <= int(columns)

@@ -5,6 +5,7 @@ import pytest
 from factories import (
     DYNAMIC,
     STREAMED,
+    WEIGHTS_BYTES,
     make_experiment,
     make_facts,
     make_phase,
@@ -34,6 +35,8 @@ from offload_eval.core.trace import PhaseTrace, StepTrace
 from offload_eval.reporting.method import METHODS
 from offload_eval.reporting.report import render_report
 from offload_eval.reporting.transfer_tables import TIMES, TRAFFIC, render_transfers
+
+BELOW = "below_ideal_bound"
 
 
 def sourced(value):
@@ -256,6 +259,20 @@ class TestBounds:
         seen = decode_of([make_moving(), traced], make_hardware())
         assert (seen.floor_s, seen.ideal_s) == (pytest.approx(0.020), pytest.approx(0.030))
         assert "below_ideal_bound" in codes([make_moving(), traced], make_hardware())
+
+    def test_a_ttft_below_the_prefills_ideal_bound_is_found(self):
+        # 0.6 GFLOP at 1 GFLOP/s take 600 ms, 0.4 take 400; 9 MB at 10 MB/s are 900 ms and do not count.
+        parts = {"generate": 1_037_488 - WEIGHTS_BYTES}
+        run = make_record(
+            STREAMED, trials=make_trials(0.015, prefill=make_phase(moved_bytes=9_000_000)), evidence="measured"
+        )
+        for flops, is_found in ((600_000_000, True), (400_000_000, False)):
+            moved = {"matmul_flops": flops, "d2h_bytes": 9_000_000}
+            prefill = PhaseTrace(**make_phase_trace(1_037_488, 0, parts, **moved))
+            traced = make_traced(STREAMED, trace=make_trace(STREAMED, prefill=prefill))
+            messages = [each.message for each in find([run, traced], make_hardware()) if each.code == BELOW]
+            start = "small / streamed: TTFT is 500.000 ms where the ideal bound is 600.000 ms"
+            assert [message[: len(start)] for message in messages] == [start] * is_found
 
     def test_a_mean_below_the_last_steps_bound_is_none(self):
         steps = (step_of(1, 0, 0, matmul_flops=14_000_000), step_of(156, 0, 0, matmul_flops=30_000_000))

@@ -32,7 +32,7 @@ from offload_eval.core.experiment import (
     Workload,
     content_hash,
 )
-from offload_eval.core.hardware import HardwareProfile, LinkProfile, SourcedValue
+from offload_eval.core.hardware import HardwareProfile, LinkProfile, PeakFlops, SourcedValue
 from offload_eval.core.records import RunRecord, record_id
 from offload_eval.errors import UnableError
 from offload_eval.execution.cell import measure_cell, record_reference
@@ -176,6 +176,24 @@ def test_a_healthy_run_counts_what_the_formula_says_and_has_no_finding(run_cell:
     assert decode.num_pageable_copies == 0
     assert codes_of(records) == set()
     assert codes_of(records, profile_of(PACE_BYTES_PER_S)) == set()
+
+
+def test_a_real_prefill_is_not_below_its_bounds(run_cell: RunCell) -> None:
+    """Its 18,432 bytes of write-back take 246 ms, of which the first token waits for one layer's at most."""
+    pace_bytes_per_s = PACE_BYTES_PER_S // 4
+    profile = msgspec.structs.replace(
+        profile_of(pace_bytes_per_s),
+        memory_bytes_per_s=SourcedValue(value=1e12, source="test", date="2026-01-01"),
+        peak_flops_per_s=PeakFlops(float32=SourcedValue(value=1e12, source="test", date="2026-01-01")),
+    )
+    records = run_cell(bytes_per_s=pace_bytes_per_s)
+    prefill, _ = explain_transfers(records, profile)
+    ttft_s = min(trial.ttft_s for trial in records[0].trials if trial.ttft_s is not None)
+    assert prefill.ideal_s is not None
+    assert prefill.scheduled_s is not None
+    assert prefill.serial_s is not None
+    assert 0 < prefill.ideal_s <= prefill.scheduled_s <= ttft_s < 18_432 / pace_bytes_per_s < prefill.serial_s
+    assert codes_of(records, profile) == set()
 
 
 def test_busy_time_and_speed_are_those_of_the_pace(run_cell: RunCell) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from offload_eval.analysis.calibrated_link import UNSTATED_LATENCY_S, fitting_hardware
-from offload_eval.analysis.statistics import median_of, summarize_tpot
+from offload_eval.analysis.statistics import median_of, summarize_tpot, summarize_ttft
 from offload_eval.analysis.transfers import explain_transfers
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Finding, LinkUse, PhaseTransfer
@@ -91,15 +91,16 @@ def _exposed(transfer: PhaseTransfer, run: RunRecord) -> Iterator[Finding]:
 
 
 def _below_bound(transfer: PhaseTransfer, run: RunRecord) -> Iterator[Finding]:
-    """The mean over all decode steps is held against the lowest bound of any."""
-    tpot_s, floor_s = median_of(summarize_tpot(run)), transfer.floor_s
-    if tpot_s is None or floor_s is None or tpot_s >= floor_s:
+    """TTFT is held against the prefill's bound, and the mean over all decode steps against the lowest bound of any."""
+    name, summary = ("TTFT", summarize_ttft(run)) if transfer.phase == "prefill" else ("TPOT", summarize_tpot(run))
+    latency_s, floor_s = median_of(summary), transfer.floor_s
+    if latency_s is None or floor_s is None or latency_s >= floor_s:
         return
     yield Finding(
         code="below_ideal_bound",
         severity="error",
-        message=f"TPOT is {tpot_s * 1000:.3f} ms where the ideal bound is {floor_s * 1000:.3f} ms: no code can be "
-        "that fast. Suspected cause: the clock, a synchronization that is missing, or a profile of slower hardware.",
+        message=f"{name} is {latency_s * 1000:.3f} ms where the ideal bound is {floor_s * 1000:.3f} ms: no code can "
+        "be that fast. Suspected cause: the clock, a missing synchronization, or a profile of slower hardware.",
         remedy="Do not use the times of this cell; check the hardware profile, then the instrument.",
         run_ids=(transfer.run_id,),
     )

@@ -90,7 +90,7 @@ def _explained(
     link = fitting_link(run, hardware)
     steps = 1 if phase == "prefill" else run.spec.workload.output_tokens - 1
     exposed_s, reference = sample.exposed_transfer_s, transfer_reference(run, runs)
-    bounds, floor_s = (None, None) if phase == "prefill" else _bounds(run, trace, fitting_hardware(run, hardware))
+    bounds, floor_s = _bounds(phase, run, trace, fitting_hardware(run, hardware))
     return PhaseTransfer(
         workload=run.spec.workload.label,
         strategy=run.spec.strategy.label,
@@ -153,20 +153,17 @@ def _difference_s(phase: Phase, run: RunRecord, reference: RunRecord) -> float |
 
 
 def _bounds(
-    run: RunRecord, trace: Trace | None, hardware: HardwareProfile | None
+    phase: Phase, run: RunRecord, trace: Trace | None, hardware: HardwareProfile | None
 ) -> tuple[PhaseLatency | None, float | None]:
-    """The bounds of the last decode steps, and the lowest ideal bound of any traced step.
-
-    Of prefill there are none: a first token is out before its prompt's write-back is through.
-    """
+    """Bounds of the prefill, or of the last decode steps, and the lowest ideal one: its own, or of any traced step."""
     if trace is None or hardware is None:
         return None, None
     shortest = msgspec.structs.replace(trace.workload, output_tokens=2)
     alone = [msgspec.structs.replace(trace, steps=(step,), workload=shortest) for step in trace.steps]
     try:
-        last, *each = (
-            bound_latency(one, run.model.shape, hardware, run.spec.model.dtype).tpot for one in (trace, *alone)
-        )
+        whole, *each = (bound_latency(one, run.model.shape, hardware, run.spec.model.dtype) for one in (trace, *alone))
     except InputError:  # the profile lacks a figure that is needed
         return None, None
-    return last, min(bounds.ideal.seconds for bounds in each)
+    if phase == "prefill":
+        return whole.ttft, whole.ttft.ideal.seconds
+    return whole.tpot, min(bounds.tpot.ideal.seconds for bounds in each)

@@ -2,26 +2,30 @@
 
 ideal = max(FLOPs / peak, least bytes / bandwidth, the link, both directions contending where they do).
 scheduled = what the strategy's streams let overlap. serial = the sum. Source: Williams et al., Roofline (2009), with
-the link as one more roof.
+the link as one more roof. Of a prefill's link only what must be over before its first token counts in the first two.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from offload_eval.bounds.cached_layers import workload_lengths
+from offload_eval.bounds.link_time import (
+    COPIES_ON_THE_COMPUTE_STREAM,
+    COPYING,
+    LinkTimes,
+    link_assumptions,
+    link_times,
+    needed_figure,
+)
 from offload_eval.bounds.session_card import session_card
 from offload_eval.core.experiment import BITS_PER_VALUE, DynamicSpec, QuantizedSpec
-from offload_eval.core.hardware import HardwareProfile, LinkProfile, SourcedValue
+from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.latency import LatencyBounds, PhaseLatency, Resource, TimeBound
+from offload_eval.core.records import Phase
 from offload_eval.core.shape import ModelShape
 from offload_eval.core.trace import PhaseTrace, Trace
-from offload_eval.errors import InputError
 
-COPIES_ON_THE_COMPUTE_STREAM: Final = ("offloaded", "offloaded_static")
-"""Strategies whose write-back waits in line with computation. Source: transformers 5.24, cache_utils.Cache.offload."""
-COPYING: Final = (*COPIES_ON_THE_COMPUTE_STREAM, "streamed")
-"""Strategies that move the cache over the link."""
 NO_CACHE_TRAFFIC: Final = "ideal leaves out reading the cache, whose layout the arithmetic does not know."
 WINDOWS_LEFT_OUT: Final = (
     "Attention is left out of compute where layers have windows: how much of it a kernel skips is not known."
@@ -37,6 +41,14 @@ OVERLAP_ASSUMPTIONS: Final[Mapping[str, str]] = {
     ),
     "serial": "serial: nothing overlaps.",
 }
+WRITE_BACK_BEFORE_THE_TOKEN: Final = (
+    "ideal and scheduled of TTFT have transformers' write-back in them, which is in line before the logits, and leave "
+    "out its prefetches, of which the last is for the next step."
+)
+LINK_AFTER_THE_TOKEN: Final = (
+    "ideal and scheduled of TTFT leave the link out: the prompt's write-back, and fetches for the next step, may be "
+    "under way when the first token is out."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +88,14 @@ def bound_latency(trace: Trace, shape: ModelShape | None, hardware: HardwareProf
     return LatencyBounds(
         hardware=hardware.name,
         calibrated=hardware.calibrated,
-        ttft=bound_phase(_phase_work(trace.prefill, 0, windows, kind), hardware, dtype, kind),
+        ttft=bound_phase(_phase_work(trace.prefill, 0, windows, kind), hardware, dtype, kind, "prefill"),
         tpot=bound_phase(_phase_work(step, cache_bytes or 0, windows, kind), hardware, dtype, kind),
         assumptions=(
             *OVERLAP_ASSUMPTIONS.values(),
             NOT_A_PREDICTION,
             *((NO_CACHE_TRAFFIC,) if cache_bytes is None else ()),
             *((WINDOWS_LEFT_OUT,) if windows else ()),
-            *_contention_assumptions(hardware.link if kind in COPYING else None),
+            *_link_assumptions(hardware, kind),
         ),
     )
 
@@ -99,15 +111,11 @@ def _phase_work(phase: PhaseTrace, cache_bytes: int, has_windows: bool, kind: st
     )
 
 
-def _contention_assumptions(link: LinkProfile | None) -> Iterator[str]:
-    if link is None:
-        return
-    if link.emulated:
-        yield f"The link's figures are emulated, not measured on a device: {link.name}."
-    rates = {"H2D": link.h2d_with_d2h_bytes_per_s, "D2H": link.d2h_with_h2d_bytes_per_s}
-    unknown = [direction for direction, rate in rates.items() if rate is None]
-    if unknown:
-        yield f"What the other direction takes from {' and '.join(unknown)} is not stated for {link.name}: nothing."
+def _link_assumptions(hardware: HardwareProfile, kind: str) -> tuple[str, ...]:
+    if kind not in COPYING or hardware.link is None:
+        return ()
+    first_token = WRITE_BACK_BEFORE_THE_TOKEN if kind in COPIES_ON_THE_COMPUTE_STREAM else LINK_AFTER_THE_TOKEN
+    return (first_token, *link_assumptions(hardware.link))
 
 
 def _cache_bytes(trace: Trace, shape: ModelShape, bits: int) -> int | None:
@@ -129,7 +137,9 @@ def check_hardware(hardware: HardwareProfile, dtype: str, kinds: Collection[str]
         bound_phase(work, hardware, dtype, kind)
 
 
-def bound_phase(work: PhaseWork, hardware: HardwareProfile, dtype: str, kind: str) -> PhaseLatency:
+def bound_phase(
+    work: PhaseWork, hardware: HardwareProfile, dtype: str, kind: str, phase: Phase = "decode"
+) -> PhaseLatency:
     """Computes the bounds of one phase.
 
     Args:
@@ -137,66 +147,55 @@ def bound_phase(work: PhaseWork, hardware: HardwareProfile, dtype: str, kind: st
         hardware: The device and its link.
         dtype: dtype of the model: which of the peaks counts.
         kind: The strategy's kind: what it lets overlap.
+        phase: A prefill is over with its first token, a decode step with all that it moves: in a steady state what it
+            leaves to the next one it was left by the last.
 
     Raises:
         InputError: The profile lacks a figure that is needed; the message names it.
     """
-    peak = _figure(hardware, f"peak_flops_per_s.{dtype}", getattr(hardware.peak_flops_per_s, dtype, None))
-    bandwidth = _figure(hardware, "memory_bytes_per_s", hardware.memory_bytes_per_s)
-    alone, contended = _link_times(work, hardware)
+    peak = needed_figure(hardware, f"peak_flops_per_s.{dtype}", getattr(hardware.peak_flops_per_s, dtype, None))
+    bandwidth = needed_figure(hardware, "memory_bytes_per_s", hardware.memory_bytes_per_s)
+    link = link_times(work.h2d_bytes, work.d2h_bytes, hardware)
+    awaited = link if phase == "decode" else _before_first_token(work, hardware, kind)
     compute_s, memory_s = work.flops / peak, work.touched_bytes / bandwidth
-    parts: dict[Resource, float] = {"compute": compute_s, "memory": memory_s, "h2d": alone[0], "d2h": alone[1]}
-    serial = _sum(parts)
-    scheduled = _scheduled(compute_s, memory_s, contended, kind)
+    h2d_s, d2h_s = float(link.h2d_s), float(link.d2h_s)
+    serial = _sum({"compute": compute_s, "memory": memory_s, "h2d": h2d_s, "d2h": d2h_s})
+    scheduled = _scheduled(compute_s, memory_s, awaited, kind)
     return PhaseLatency(
         compute_s=compute_s,
         memory_s=memory_s,
-        h2d_s=alone[0],
-        d2h_s=alone[1],
-        ideal=_largest({**parts, "memory": work.least_bytes / bandwidth, **_both_ways(alone, contended)}),
+        h2d_s=h2d_s,
+        d2h_s=d2h_s,
+        ideal=_largest({"compute": compute_s, "memory": work.least_bytes / bandwidth, **_both_ways(awaited)}),
         scheduled=min(scheduled, serial, key=lambda bound: bound.seconds),
         serial=serial,
     )
 
 
-def _both_ways(alone: tuple[float, float], contended: tuple[float, float]) -> dict[Resource, float]:
-    """Both directions are over when the slower one is, or, where they hinder each other more, one after the other."""
-    link_s = min(sum(alone), max(contended))
-    return {"h2d": max(alone[0], link_s)} if alone[0] >= alone[1] else {"d2h": max(alone[1], link_s)}
+def _before_first_token(work: PhaseWork, hardware: HardwareProfile, kind: str) -> LinkTimes:
+    """The part of a prefill's link that no order of streams can leave for later.
+
+    transformers queues each layer's write-back on the compute stream, before that layer's attention, and so before
+    the logits (transformers 5.24, Cache.update, Cache.offload). Its prefetches run on a stream of their own, and in a
+    prompt prefilled at once what they bring is for the next step; for later chunks they bring more, left out too.
+    """
+    return link_times(0, work.d2h_bytes if kind in COPIES_ON_THE_COMPUTE_STREAM else 0, hardware)
 
 
-def _scheduled(compute_s: float, memory_s: float, link_s: tuple[float, float], kind: str) -> TimeBound:
+def _both_ways(link: LinkTimes) -> dict[Resource, float]:
+    """The direction that takes longer stands for the whole link."""
+    return {"h2d" if link.h2d_s >= link.d2h_s else "d2h": float(link.both_s)}
+
+
+def _scheduled(compute_s: float, memory_s: float, link: LinkTimes, kind: str) -> TimeBound:
     """On the device an operator computes while it reads; the link's directions contend where both are used."""
-    h2d_s, d2h_s = link_s
+    h2d_s, d2h_s = float(link.contended_h2d_s), float(link.contended_d2h_s)
     on_device: dict[Resource, float] = {"compute": compute_s, "memory": memory_s}
     device = _largest(on_device)
     if kind not in COPIES_ON_THE_COMPUTE_STREAM:
         return _largest({device.limited_by: device.seconds, "h2d": h2d_s, "d2h": d2h_s})
     in_line = _sum({device.limited_by: device.seconds, "d2h": d2h_s})
     return in_line if in_line.seconds >= h2d_s else TimeBound(seconds=h2d_s, limited_by="h2d")
-
-
-def _link_times(work: PhaseWork, hardware: HardwareProfile) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Seconds of both directions alone, and contended; equal where only one is used."""
-    if not work.h2d_bytes and not work.d2h_bytes:
-        return (0.0, 0.0), (0.0, 0.0)
-    link = _link(hardware)
-    h2d = _figure(hardware, "link.h2d_bytes_per_s", link.h2d_bytes_per_s) if work.h2d_bytes else 1.0
-    d2h = _figure(hardware, "link.d2h_bytes_per_s", link.d2h_bytes_per_s) if work.d2h_bytes else 1.0
-    alone = (work.h2d_bytes / h2d, work.d2h_bytes / d2h)
-    if not work.h2d_bytes or not work.d2h_bytes:
-        return alone, alone
-    with_d2h, with_h2d = link.h2d_with_d2h_bytes_per_s, link.d2h_with_h2d_bytes_per_s
-    both = (h2d if with_d2h is None else with_d2h.value, d2h if with_h2d is None else with_h2d.value)
-    return alone, _contended(work, (h2d, d2h), both)
-
-
-def _contended(work: PhaseWork, alone: tuple[float, float], both: tuple[float, float]) -> tuple[float, float]:
-    """The shorter transfer contends with the longer one for as long as it lasts, and no longer."""
-    h2d_s, d2h_s = work.h2d_bytes / both[0], work.d2h_bytes / both[1]
-    if h2d_s >= d2h_s:
-        return d2h_s + (work.h2d_bytes - d2h_s * both[0]) / alone[0], d2h_s
-    return h2d_s, h2d_s + (work.d2h_bytes - h2d_s * both[1]) / alone[1]
 
 
 def _largest(times: Mapping[Resource, float]) -> TimeBound:
@@ -206,15 +205,3 @@ def _largest(times: Mapping[Resource, float]) -> TimeBound:
 
 def _sum(times: Mapping[Resource, float]) -> TimeBound:
     return TimeBound(seconds=sum(times.values()), limited_by=_largest(times).limited_by)
-
-
-def _link(hardware: HardwareProfile) -> LinkProfile:
-    if hardware.link is None:
-        raise InputError(f"hardware {hardware.name}: has no link; state it to bound a strategy that copies")
-    return hardware.link
-
-
-def _figure(hardware: HardwareProfile, name: str, figure: SourcedValue | None) -> float:
-    if figure is None:
-        raise InputError(f"hardware {hardware.name}: {name} is needed and not stated; give a profile that states it")
-    return float(figure.value)

@@ -12,6 +12,7 @@ from offload_eval.bounds.plan_assumptions import plan_assumptions
 from offload_eval.bounds.plan_cells import plan_cells, strategy_kind
 from offload_eval.bounds.plan_footprint import footprint_parts, kv_cache_bytes, layer_rows
 from offload_eval.bounds.plan_ledgers import activation_estimate, device_ledger, host_ledger
+from offload_eval.bounds.plan_link import plan_hardware
 from offload_eval.bounds.plan_request import PlanRequest
 from offload_eval.bounds.population import Deployment, sum_population
 from offload_eval.core.plan import DeviceLedger, LongRequest, Plan, PopulationCell, SessionGroup
@@ -55,6 +56,7 @@ def make_plan(request: PlanRequest) -> Plan:
         activations_estimate_bytes=None if estimate is None else int(estimate),
         device=device_ledger(request, first.prompt_tokens),
         host=host_ledger(request.spec),
+        hardware=plan_hardware(request.hardware),
         strategy=answering.strategy,
         admission=answering.admission,
         cells=cells,

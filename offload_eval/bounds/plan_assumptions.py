@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from offload_eval.bounds.activations import ACTIVATIONS_ASSUMPTION
+from offload_eval.bounds.plan_link import hardware_assumptions
 from offload_eval.bounds.plan_request import PlanRequest
 from offload_eval.core.plan import PlanCell
 
@@ -31,6 +32,7 @@ def _own(request: PlanRequest) -> Iterator[str]:
         "counted."
     )
     yield from _ledger_assumptions(request)
+    yield from hardware_assumptions(request)
     yield from _partition_assumptions(request)
     yield from _model_assumptions(request)
 

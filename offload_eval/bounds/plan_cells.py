@@ -12,6 +12,7 @@ from offload_eval.bounds.grid import PlanStrategy, StrategyGrid, replica_card, s
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.ledgers import UNLIMITED
 from offload_eval.bounds.plan_ledgers import grid_ledgers
+from offload_eval.bounds.plan_link import link_columns
 from offload_eval.bounds.plan_request import PlanRequest, columns
 from offload_eval.bounds.session_card import Refusal
 from offload_eval.core.plan import Admission, LimitedBy, LongRequest, PagingSpec, PlanCell
@@ -34,7 +35,9 @@ def _strategy_cells(
     long_requests: list[LongRequest | None],
 ) -> Iterator[PlanCell]:
     label, kind = strategy.label, strategy_kind(strategy)
-    filled = _numbers(request, grid, long_requests) if not isinstance(grid, str) else repeat({"refusal": grid})
+    filled = (
+        _numbers(request, strategy, grid, long_requests) if not isinstance(grid, str) else repeat({"refusal": grid})
+    )
     for workload, numbers in zip(request.workloads, filled, strict=False):
         yield PlanCell(
             strategy=label,
@@ -49,7 +52,7 @@ def _strategy_cells(
 
 
 def _numbers(
-    request: PlanRequest, grid: StrategyGrid, long_requests: list[LongRequest | None]
+    request: PlanRequest, strategy: PlanStrategy, grid: StrategyGrid, long_requests: list[LongRequest | None]
 ) -> Iterator[dict[str, Any]]:
     """The computed fields of each cell. Arrays are turned into lists once: a grid may have a million cells."""
     card, count = grid.card, len(long_requests)
@@ -62,12 +65,15 @@ def _numbers(
         "h2d_bytes_per_step": batch_sizes * card.h2d_bytes,
         "d2h_bytes_per_step": batch_sizes * card.d2h_bytes,
     }
-    rows = zip(*(_listed(array, count) for array in arrays.values()), strict=True)
+    admitted = np.array([each is None for each in long_requests], np.bool_)
+    columns: dict[str, list[Any]] = {name: _listed(array, count) for name, array in arrays.items()}
+    columns |= link_columns(request, strategy, grid, batch_sizes, admitted)
+    rows = zip(*columns.values(), strict=True)
     fits = [None] * count if grid.batch_fits is None else np.broadcast_to(grid.batch_fits, count).tolist()
     fixed_bytes, assumptions = card.device_fixed_bytes, card.assumptions
     for row, fit, admission, too_long in zip(rows, fits, _admissions(grid, long_requests), long_requests, strict=True):
         yield {
-            **dict(zip(arrays, row, strict=True)),
+            **dict(zip(columns, row, strict=True)),
             "kv_device_bytes_fixed": fixed_bytes,
             "batch_fits": fit and too_long is None,
             "admission": admission,

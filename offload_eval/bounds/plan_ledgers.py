@@ -24,6 +24,7 @@ def device_ledger(request: PlanRequest, prompt_tokens: int) -> DeviceLedger | No
         runtime_bytes=budget.runtime_bytes,
         reserve_bytes=budget.reserve_bytes,
         kv_bytes=max(0, _without_activations(request) - activations_bytes),
+        budget_from=request.hardware.name if request.hardware is not None and request.budget_is_hardwares else None,
     )
 
 

@@ -11,6 +11,7 @@ from offload_eval.bounds.kv_format import KvFormat, kv_format
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.long_requests import RequestLimit, check_request, request_limit
 from offload_eval.core.experiment import BITS_PER_VALUE, BudgetSpec
+from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.plan import LongRequest, PlanSpec
 from offload_eval.core.shape import ModelShape
 
@@ -54,6 +55,10 @@ class PlanRequest:
     workloads: Sequence[PlanWorkload]
     strategies: Sequence[PlanStrategy]
     spec: PlanSpec
+    hardware: HardwareProfile | None = None
+    """The device and its link; None: the link has no times."""
+    budget_is_hardwares: bool = False
+    """Whether the profile's memory is the device budget, since no other is stated."""
 
     @property
     def bits(self) -> int:

@@ -24,7 +24,11 @@ def link(
     repeats: Annotated[int, typer.Option(min=3, max=1000, help="Samples of each copy, after a warm-up.")] = 9,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write a hardware profile for `trace --hardware`.", show_default=False, metavar="FILE.yaml"),
+        typer.Option(
+            help="Write a hardware profile for `--hardware` of plan and trace.",
+            show_default=False,
+            metavar="FILE.yaml",
+        ),
     ] = None,
     hardware: Annotated[
         str | None,

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from offload_eval.bounds.plan import make_plan
 from offload_eval.bounds.plan_cells import plan_cells
+from offload_eval.bounds.plan_link import plan_hardware
 from offload_eval.bounds.plan_request import PlanRequest
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.option_types import Typed
@@ -23,11 +24,11 @@ _MOST_CELLS_SHOWN: Final = 100_000
 _MOST_CELLS_PRINTED: Final = 2_000
 
 
-def plan_command(typed: Typed, *, csv_path: Path | None, json_output: bool) -> int:
+def plan_command(typed: Typed, *, hardware: str | None, csv_path: Path | None, json_output: bool) -> int:
     """Computes a plan, and prints it or writes its cells.
 
     Raises:
-        InputError: The file, an option or the model's config is wrong.
+        InputError: The file, an option, the model's config or the hardware profile is wrong.
         UnknownModelStructureError: The arithmetic does not know the model's structure.
     """
     if csv_path is not None and not str(csv_path).strip("."):
@@ -36,7 +37,7 @@ def plan_command(typed: Typed, *, csv_path: Path | None, json_output: bool) -> i
         raise InputError(f"--csv {csv_path}: is the experiment itself; choose another file")
     if csv_path is not None and json_output:
         raise InputError("--csv and --json are two forms of one answer; give one of them")
-    request = plan_request(typed)
+    request = plan_request(typed, hardware)
     num_cells = len(request.workloads) * len(request.strategies)
     most_shown = _MOST_CELLS_SHOWN if json_output else _MOST_CELLS_PRINTED
     if csv_path is not None:
@@ -78,9 +79,9 @@ def show_presets(*, json_output: bool) -> int:
 
 def _write_csv(path: Path, request: PlanRequest) -> None:
     """Computes before it opens anything, so that a refusal costs no file."""
-    cells = plan_cells(request)
+    cells, hardware = plan_cells(request), plan_hardware(request.hardware)
     if str(path) == "-":
-        write_plan_csv(sys.stdout, cells)
+        write_plan_csv(sys.stdout, cells, hardware)
         return
     try:
         file = path.open("w", newline="", encoding="utf-8")
@@ -88,7 +89,7 @@ def _write_csv(path: Path, request: PlanRequest) -> None:
         raise InputError(f"--csv {path}: cannot be written: {error.strerror}") from error
     try:
         with file:
-            num_cells = write_plan_csv(file, cells)
+            num_cells = write_plan_csv(file, cells, hardware)
     except OSError as error:
         raise UnableError(f"--csv {path}: cannot be written: {error.strerror}") from error
     progress_console().out(f"{num_cells:,} cells: {path}", highlight=False)

@@ -7,35 +7,48 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from offload_eval.bounds.grid import PlanStrategy
+from offload_eval.bounds.link_time import COPYING, check_link
 from offload_eval.bounds.model_shape import model_shape
 from offload_eval.bounds.partition import rank_shapes
+from offload_eval.bounds.plan_cells import strategy_kind
 from offload_eval.bounds.plan_request import PlanModel, PlanRequest
 from offload_eval.cli.option_overrides import has_budget, model_location, read_asked
 from offload_eval.cli.option_types import Typed
 from offload_eval.cli.plan_lengths import plan_workloads
 from offload_eval.cli.plan_options import EXPERIMENT_PLACES
 from offload_eval.core.experiment import BITS_PER_VALUE, BudgetSpec, Experiment
+from offload_eval.core.hardware import HardwareProfile
 from offload_eval.errors import InputError, OffloadEvalError
+from offload_eval.store.experiment_file import has_device_budget
+from offload_eval.store.hardware_file import load_hardware
 from offload_eval.store.model_config import load_model_config
 from offload_eval.store.strategy_text import DEFAULT_STRATEGIES, parse_strategies
 
 _BUDGET: Final = ("weights_gib", "runtime_gib", "reserve_gib", "activations_gib", "estimate_activations")
 
 
-def plan_request(typed: Typed) -> PlanRequest:
+def plan_request(typed: Typed, hardware: str | None = None) -> PlanRequest:
     """Builds the request. A model that was typed also replaces the weights that the experiment states.
 
+    Args:
+        typed: Options, and the experiment's file.
+        hardware: A hardware profile, by path or by name; None: the experiment's, if it has one.
+
     Raises:
-        InputError: The file, an option or the model's config is wrong.
+        InputError: The file, an option, the model's config or the hardware profile is wrong.
         UnknownModelStructureError: The arithmetic does not know the model's structure.
     """
     asked, given = read_asked(typed, EXPERIMENT_PLACES, "plan")
+    profile = _hardware(hardware, typed, asked)
+    budget_is_hardwares = profile is not None and profile.memory_bytes is not None and not has_device_budget(asked)
     request = PlanRequest(
         model=_read_model(*model_location(typed, asked), asked.model.dtype),
-        budget=_budget(typed, asked, given),
+        budget=_budget_of(profile, typed, asked) if budget_is_hardwares else _budget(typed, asked, given),
         workloads=plan_workloads(typed.counts, asked, given, typed.experiment),
         strategies=_strategies(typed.strategies, asked, given),
         spec=asked.plan,
+        hardware=profile,
+        budget_is_hardwares=budget_is_hardwares,
     )
     _check_request(request)
     return request
@@ -58,6 +71,18 @@ def _read_model(location: str, relative_to: Path | None, dtype: str) -> PlanMode
     )
 
 
+def _hardware(location: str | None, typed: Typed, asked: Experiment) -> HardwareProfile | None:
+    if location is not None:
+        return load_hardware(location)
+    if asked.hardware is None:
+        return None
+    assert typed.experiment is not None, "no option but --hardware states a profile"
+    try:
+        return load_hardware(asked.hardware, typed.experiment.parent)
+    except InputError as error:
+        raise InputError(f"{typed.experiment}: hardware: {error}") from error
+
+
 def _config_dtype(config: Mapping[str, Any]) -> str | None:
     text = config.get("text_config")
     for each in (text if isinstance(text, Mapping) else {}, config):
@@ -68,12 +93,30 @@ def _config_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def _budget(typed: Typed, asked: Experiment, given: Collection[str]) -> BudgetSpec | None:
-    """The experiment's, or that of the options. Weights that a file states are its own model's."""
-    if not has_budget(typed, given, _BUDGET, "nothing is admitted"):
-        return None
+    """The experiment's, or that of the options."""
+    without = "nothing is admitted; the memory of a --hardware profile is one"
+    return _with_own_weights(typed, asked.budget) if has_budget(typed, given, _BUDGET, without) else None
+
+
+def _budget_of(profile: HardwareProfile | None, typed: Typed, asked: Experiment) -> BudgetSpec:
+    """The memory of a profile, with what else is stated of a budget."""
+    assert profile is not None
+    assert profile.memory_bytes is not None
+    taken_bytes = asked.budget.runtime_bytes + asked.budget.reserve_bytes
+    if taken_bytes >= profile.memory_bytes.value:
+        raise InputError(
+            f"hardware {profile.name}: memory_bytes, the device budget where none is stated: "
+            f"{profile.memory_bytes.value} leaves nothing for weights and KV cache; allowed: more than runtime_bytes "
+            f"+ reserve_bytes = {taken_bytes}"
+        )
+    return _with_own_weights(typed, replace(asked.budget, device_bytes=profile.memory_bytes.value))
+
+
+def _with_own_weights(typed: Typed, budget: BudgetSpec) -> BudgetSpec:
+    """A model that was typed brings its own weights, unless they were typed too."""
     if typed.model is not None and "weights_gib" not in typed.options:
-        return replace(asked.budget, weights_bytes=None)
-    return asked.budget
+        return replace(budget, weights_bytes=None)
+    return budget
 
 
 def _check_request(request: PlanRequest) -> None:
@@ -88,6 +131,8 @@ def _check_request(request: PlanRequest) -> None:
             f"{model.name}: the bytes of its weights are not known from a config.json; give --weights-gib, "
             "budget.weights_bytes in the experiment, or a folder with the weights"
         )
+    if request.hardware is not None and any(strategy_kind(each) in COPYING for each in request.strategies):
+        check_link(request.hardware)
     if spec.estimate_activations and model.shape.gated_mlp_size is None:
         raise InputError(
             f"{model.name}: activations are estimated for dense gated MLPs alone, which {model.shape.model_type!r} is "

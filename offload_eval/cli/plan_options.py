@@ -67,6 +67,14 @@ def plan(
         ),
     ] = None,
     vram_gib: Annotated[float | None, _size("--vram-gib", "Memory of one device.")] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            help="Bound decode steps by a profile's link, and take its memory where no budget is stated: a YAML file, "
+            "or a name such as h100-sxm.",
+            show_default=False,
+        ),
+    ] = None,
     weights_gib: Annotated[float | None, _size("--weights-gib", "Weights of the whole model.")] = None,
     runtime_gib: Annotated[float | None, _size("--runtime-gib", "Outside the allocator, on each device.")] = None,
     reserve_gib: Annotated[float | None, _size("--reserve-gib", "Kept free on each device.")] = None,
@@ -123,6 +131,8 @@ def plan(
 
         if list_presets:
             return show_presets(json_output=json_output)
-        return plan_command(Typed.of(context, EXPERIMENT_PLACES), csv_path=csv, json_output=json_output)
+        return plan_command(
+            Typed.of(context, EXPERIMENT_PLACES), hardware=hardware, csv_path=csv, json_output=json_output
+        )
 
     end(body)

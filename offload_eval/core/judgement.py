@@ -121,11 +121,12 @@ class PhaseTransfer(Strict, frozen=True, kw_only=True):
     end_latency_s: float | None = None
     """TTFT; of decode the median latency of the last tenth of the steps, as the bounds are those of the last ones."""
     ideal_s: float | None = None
-    """Of the last decode steps; there are no bounds of a prefill here."""
+    """Of the prefill up to its token, or of the last decode steps."""
     scheduled_s: float | None = None
     serial_s: float | None = None
     floor_s: float | None = None
-    """The lowest ideal bound of any traced decode step, each with the shortest cache: no TPOT can beat it."""
+    """No TTFT, or TPOT, can beat it: `ideal_s` of a prefill; of decode the lowest ideal bound of any traced step, each
+    with the shortest cache."""
 
 
 class Finding(Strict, frozen=True, kw_only=True):

@@ -24,10 +24,11 @@ class PhaseLatency(Strict, frozen=True, kw_only=True):
     memory_s: float
     """Every operator's inputs and outputs at the memory's bandwidth, as the code moves them."""
     h2d_s: float
-    """The link's bytes at its bandwidth, alone."""
+    """The link's bytes at its bandwidth, alone; all of the phase's, whether or not its token needs them."""
     d2h_s: float
     ideal: TimeBound
-    """Everything overlaps, and weights and cache are read once: no code that does these matrix products is faster."""
+    """Everything overlaps, and weights and cache are read once: no code that does these matrix products is faster. Of
+    a prefill's link only a write-back that waits in line with computing is part of it, and of `scheduled`."""
     scheduled: TimeBound
     """What the strategy's own order of streams lets overlap, at the traffic of its own code."""
     serial: TimeBound
@@ -43,7 +44,7 @@ class LatencyBounds(Strict, frozen=True, kw_only=True):
     calibrated: bool
     """Whether the profile was measured on the machine in question."""
     ttft: PhaseLatency
-    """The prefill."""
+    """The prefill, up to its token: copies that may be under way when it is out are not waited for."""
     tpot: PhaseLatency
     """The last decode step."""
     assumptions: tuple[str, ...]

@@ -166,6 +166,8 @@ class DeviceLedger(Strict, frozen=True, kw_only=True):
     reserve_bytes: int
     kv_bytes: int
     """What is left; never below 0."""
+    budget_from: str | None = None
+    """The hardware profile whose memory is the budget; None: the budget is stated."""
 
 
 class HostLedger(Strict, frozen=True, kw_only=True):
@@ -175,6 +177,20 @@ class HostLedger(Strict, frozen=True, kw_only=True):
     limit_bytes: int | None
     reserve_bytes: int
     kv_bytes: int | None
+
+
+class PlanHardware(Strict, frozen=True, kw_only=True):
+    """The hardware profile that the link's times are of."""
+
+    name: str
+    calibrated: bool
+    """Measured on a machine; else from documents."""
+    link: str | None = None
+    """None: the profile has no link, nor have the strategies."""
+    emulated: bool | None = None
+    """Whether memory copies of a CPU stand for the link."""
+    date: str | None = None
+    """Of the oldest of its link's bandwidths."""
 
 
 class PlanCell(Strict, frozen=True, kw_only=True):
@@ -201,6 +217,16 @@ class PlanCell(Strict, frozen=True, kw_only=True):
     h2d_bytes_per_step: int | None = None
     """To the device for the last decode step of the whole batch; all ranks."""
     d2h_bytes_per_step: int | None = None
+    link_h2d_s: float | None = None
+    """Those bytes on the slowest rank's link, nothing going the other way. Times of the link are None without a
+    hardware profile, without a decode step, and where the strategy does not copy."""
+    link_d2h_s: float | None = None
+    link_bound_tpot_s: float | None = None
+    """Both directions at once, contending: no step that moves these bytes takes less. Earlier steps move less."""
+    link_h2d_at_limit_s: float | None = None
+    """The same for as many sessions as `admission.limit` gives each replica; None where that is unknown or 0."""
+    link_d2h_at_limit_s: float | None = None
+    link_bound_tpot_at_limit_s: float | None = None
     batch_fits: bool | None = None
     admission: Admission | None = None
     """None where no budget is stated."""
@@ -282,6 +308,7 @@ class Plan(Strict, frozen=True, kw_only=True):
     """Prefill of one session of the first workload; None where the closed form does not cover the model."""
     device: DeviceLedger | None = None
     host: HostLedger
+    hardware: PlanHardware | None = None
     strategy: str
     """Whose admission is given: the first of the strategies that the model's layers support."""
     admission: Admission | None = None

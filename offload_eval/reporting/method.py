@@ -265,14 +265,14 @@ METHODS: Final = (
         "end latency",
         RUN,
         "median of the last tenth of inter_token_latencies_s, over all trials",
-        "In prefill TTFT. It stands beside bounds of the last decode steps, when the cache is largest.",
+        "In prefill TTFT. In decode it stands beside bounds of the last steps, when the cache is largest.",
     ),
     Method(
         "ideal, scheduled, serial",
         "traced, on the hardware profile",
         "max of compute, memory and link; what the strategy's streams overlap; their sum",
-        "Of the last decode steps: lower bounds, not predictions. Only with a hardware profile of the run's rung. Of "
-        "prefill there are none: a first token is out before its prompt's write-back is through.",
+        "Of the prefill and of the last decode steps: lower bounds, not predictions. Only with a hardware profile of "
+        "the run's rung. ideal and scheduled of a prefill leave out copies that its first token need not wait for.",
         of_trace=True,
     ),
     Method(

@@ -21,7 +21,8 @@ def device_line(ledger: DeviceLedger) -> str:
     taken = "".join(f" - {format_bytes(size)} {name}" for name, size in parts if size)
     short = shortage_bytes(ledger)
     left = f"{format_bytes(short)} short" if short else f"{format_bytes(ledger.kv_bytes)} for KV cache"
-    return f"Device ledger, a rank: {format_bytes(ledger.budget_bytes)}{taken} = {left}."
+    source = "" if ledger.budget_from is None else f" (memory of {ledger.budget_from}, no budget stated)"
+    return f"Device ledger, a rank: {format_bytes(ledger.budget_bytes)}{source}{taken} = {left}."
 
 
 def _activation_words(ledger: DeviceLedger) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from offload_eval.core.plan import Admission, LayerRow, LimitedBy, LongestSession, LongRequest, Plan, PlanCell
 from offload_eval.reporting.plan_ledger_text import device_line, host_line, shortage_bytes
+from offload_eval.reporting.plan_link_text import render_link_times
 from offload_eval.reporting.plan_population_text import render_population
 from offload_eval.units import format_bytes
 
@@ -31,6 +32,7 @@ def render_plan(plan: Plan) -> Iterator[RenderableType]:
     if plan.population:
         yield from render_population(plan)
     yield from _link(plan.cells)
+    yield from render_link_times(plan)
     if plan.longest_sessions:
         yield Text("The longest session that fits alone, without generation:")
         yield _longest(plan.longest_sessions)

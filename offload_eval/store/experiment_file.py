@@ -81,10 +81,16 @@ def build_for_plan(tree: object, origin: Origin) -> Experiment:
     return experiment
 
 
+def has_device_budget(experiment: Experiment) -> bool:
+    """Whether the budget of an experiment for `plan` was stated, or is a filling."""
+    return experiment.budget.device_bytes != _UNSTATED_BYTES
+
+
+_UNSTATED_BYTES: Final = INT_MAX
 _FILLINGS: Final[dict[str, object]] = {
     "name": "plan",
     "model": {"source": "."},
-    "budget": {"device_bytes": INT_MAX},
+    "budget": {"device_bytes": _UNSTATED_BYTES},
     "workloads": [{"prompt_tokens": 1, "output_tokens": 2}],
     "strategies": [{"kind": "dynamic"}],
 }
