@@ -16,7 +16,7 @@ from offload_eval.store.experiment_file import load_experiment
 from offload_eval.store.hardware_file import dump_hardware, load_hardware
 from offload_eval.store.run_directory import RunDirectory
 
-STRATEGIES = [{"kind": "dynamic"}, {"kind": "streamed"}]
+STRATEGIES = [{"kind": "dynamic"}, {"kind": "streamed", "name": "streamed", "prefetch_layers": 1}]
 
 
 def profile_of(bytes_per_s: float) -> HardwareProfile:

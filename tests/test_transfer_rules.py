@@ -242,7 +242,9 @@ class TestTrace:
         # A token of both layers is 128 bytes for the batch, 156 steps: buffers of 256 tokens; or 100 to 255 tokens.
         [
             (OffloadedStaticSpec(), 156 * 256 * 128, 156 * 256 * 128),
-            (STREAMED, 3_544_320, 19_968),
+            (STREAMED, 0, 19_968),  # both layers stay in the two slots
+            # One slot; a head's 4 values are 2 bytes and two numbers of 2 instead of 8.
+            (msgspec.structs.replace(STREAMED, host_dtype="int4"), 3_544_320 * 6 // 8, 19_968 * 6 // 8),
             (OffloadedSpec(), 3_544_320, 3_544_320 + 19_968),
             (DYNAMIC, 0, 0),
         ],
