@@ -9,6 +9,8 @@ from offload_eval.core.experiment import HostDtype, StreamedSpec
 
 GROUP_VALUES: Final = 64
 """Values that share a scale, where they divide a head's; else the whole head does."""
+_ROUNDING: Final = 1e-9
+"""A share of 0.29 of 100 layers is 29, not the 28.999... of floating point."""
 _CODE_BITS: Final = {"fp8": 8, "int8": 8, "int4": 4}
 
 
@@ -62,11 +64,7 @@ def num_resident(spec: StreamedSpec, num_layers: int, layer_bytes: int) -> int:
     assert spec.resident_share != "auto", "auto is replaced by a share before any cache is built"
     if spec.resident_bytes is not None:
         return min(num_layers, spec.resident_bytes // layer_bytes)
-    return int((spec.resident_share or 0.0) * num_layers + _ROUNDING)
-
-
-_ROUNDING: Final = 1e-9
-"""A share of 0.29 of 100 layers is 29, not the 28.999... of floating point."""
+    return 0 if spec.resident_share is None else int(spec.resident_share * num_layers + _ROUNDING)
 
 
 def is_resident(index: int, resident: int, num_layers: int) -> bool:

@@ -348,7 +348,8 @@ class RunSpec(Strict, frozen=True, kw_only=True):
 
 
 def _short(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+    """In as few digits as name no other number."""
+    return str(value).removesuffix(".0")
 
 
 def is_auto(strategy: StrategySpec) -> bool:

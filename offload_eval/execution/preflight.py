@@ -50,6 +50,8 @@ def run_preflight(experiment: Experiment) -> Preflight:
     )
 
 
+_TOKEN_BYTES = 8
+"""Of the baseline's tokens, which a run is given and a trace is not."""
 _Cell = tuple[str, str]
 """Labels of a workload and a strategy."""
 
@@ -70,9 +72,12 @@ def _resolve_autos(
         for workload in expand_workloads(experiment):
             cell = (workload.label, strategy.label)
             if refusals[cell] is None:
+                given_bytes = _TOKEN_BYTES * workload.batch_size * workload.output_tokens
                 try:
                     traceable = model(workload.attn_implementation)
-                    answers[cell] = resolve_auto(traceable, strategy, workload, available_bytes, device=device)
+                    answers[cell] = resolve_auto(
+                        traceable, strategy, workload, available_bytes - given_bytes, device=device
+                    )
                 except UnableError as error:
                     answers[cell] = f"resident_share: auto is resolved by a trace, and there is none: {error}"
     return answers

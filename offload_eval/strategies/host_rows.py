@@ -43,14 +43,14 @@ class RowFormat(NamedTuple):
         return torch.empty(tokens, self.row_values, dtype=self.dtype, device=self.device)
 
     def host_shape(self, tokens: int) -> tuple[int, int]:
-        """Of rows as they cross the link."""
+        """Of rows in the form in which they cross the link."""
         if self.host_dtype == "native":
             return tokens, self.row_values
         return tokens, self.batch_size * self.kv_heads * sum(head.host_bytes for head in self._heads)
 
     @property
     def host_torch_dtype(self) -> torch.dtype:
-        """Of rows as they cross the link."""
+        """Of rows in the form in which they cross the link: bytes, where they are quantized."""
         return self.dtype if self.host_dtype == "native" else torch.uint8
 
     def keys_and_values(self, rows_TR: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,11 +83,16 @@ class RowFormat(NamedTuple):
     def _both(
         self, rows_TR: torch.Tensor, host_TP: torch.Tensor
     ) -> Iterator[tuple["QuantizedHead", torch.Tensor, torch.Tensor]]:
-        """Keys, then values: how they are quantized, and views of both forms by head."""
+        """How heads are quantized, and views of both forms by head; keys and values at once where they are alike."""
+        keys, values = self._heads
+        if keys == values:
+            shape = (2 * self.batch_size, self.kv_heads, -1)
+            yield keys, rows_TR.unflatten(-1, shape), host_TP.unflatten(-1, shape)
+            return
         hosts = host_TP.split([self._sessions_heads * head.host_bytes for head in self._heads], dim=-1)
-        for head, values, host in zip(self._heads, self.keys_and_values(rows_TR), hosts, strict=True):
+        for head, part, host in zip(self._heads, self.keys_and_values(rows_TR), hosts, strict=True):
             if head.head_dim:
-                yield head, values, self._by_head(host, head.host_bytes)
+                yield head, part, self._by_head(host, head.host_bytes)
 
     def _by_head(self, part_TR: torch.Tensor, width: int) -> torch.Tensor:
         by_head: torch.Tensor = part_TR.unflatten(-1, (self.batch_size, self.kv_heads, width))
@@ -143,6 +148,8 @@ class QuantizedHead(NamedTuple):
             values_TBHGV.mul_(scale_TBHG1)
         else:
             torch.addcmul(offset_TBHG1, values_TBHGV, scale_TBHG1, out=values_TBHGV)
+        if self.dtype == torch.float16:  # a scale is rounded up, and may lead past the largest value
+            values_TBHD.clamp_(-torch.finfo(self.dtype).max, torch.finfo(self.dtype).max)
 
     def _by_group(self, values_TBHD: torch.Tensor) -> torch.Tensor:
         by_group: torch.Tensor = values_TBHD.unflatten(-1, (-1, group_size(self.head_dim)))
@@ -160,7 +167,7 @@ class QuantizedHead(NamedTuple):
             return
         half = -(-self.head_dim // 2)
         host_TBHC[..., :half] = codes_TBHD[..., :half]
-        host_TBHC[..., : self.head_dim - half] |= codes_TBHD[..., half:] << 4
+        host_TBHC[..., : self.head_dim - half].bitwise_or_(codes_TBHD[..., half:] << 4)
 
     def _unpack(self, host_TBHC: torch.Tensor, values_TBHD: torch.Tensor) -> None:
         if self.host_dtype != "int4":
@@ -177,6 +184,8 @@ class QuantizedHead(NamedTuple):
 
 
 def _fill_scale(scale_TBHG1: torch.Tensor, wanted_TBHG1: torch.Tensor) -> None:
-    """A group of equal values, or of values too close for the dtype, has no step: any will do."""
-    scale_TBHG1.copy_(wanted_TBHG1)
-    scale_TBHG1.masked_fill_(scale_TBHG1 == 0, 1.0)
+    """Rounds scales up, so that every value of a group stays within its codes; a group without a range has any."""
+    rounding = torch.finfo(scale_TBHG1.dtype)
+    least_step = rounding.smallest_normal * rounding.eps
+    rounded_up = wanted_TBHG1 * (1 + rounding.eps / 2) + least_step
+    scale_TBHG1.copy_(torch.where(wanted_TBHG1 > 0, rounded_up, 1.0))

@@ -19,7 +19,8 @@ class Transfer(Protocol):
 class Link(Protocol):
     """Copies between the host tier and the device tier, in the background of computation.
 
-    A copy starts only after all computation submitted before it, and after every transfer in `after`.
+    A copy starts only after all computation submitted before it, and after every transfer in `after`. Copies of one
+    direction on one device keep their order; the two directions keep none between them.
     Both tensors are contiguous, of equal shape and dtype, and are kept alive until the copy is done.
     """
 

@@ -51,7 +51,8 @@ class ScratchRing:
         self._visit = 0
         self._held: dict[int, HostRows] = {}
         """Whose rows are in a slot, or on their way into it."""
-        self._fetches: dict[int, Transfer] = {}
+        self._awaited: dict[int, Transfer] = {}
+        """What must be over before a slot is used: the fetch into it, or the append out of it by another layer."""
         self._read_outs: dict[int, Transfer] = {}
         """The latest append out of each slot."""
 
@@ -62,7 +63,7 @@ class ScratchRing:
 
     @property
     def scratch(self) -> list[torch.Tensor]:
-        """All of it."""
+        """Every slot, and the working rows of a quantized host."""
         return [*self.slots, *([] if self._work_TR is None else [self._work_TR])]
 
     def enroll(self, rows: HostRows, row_format: RowFormat) -> int:
@@ -83,11 +84,11 @@ class ScratchRing:
 
     def restart(self) -> None:
         """Starts over with no tokens in any layer, once every copy under way is done."""
-        for transfer in (*self._fetches.values(), *self._read_outs.values()):
+        for transfer in (*self._awaited.values(), *self._read_outs.values()):
             transfer.wait()
         self._visit = 0
         self._held.clear()
-        self._fetches.clear()
+        self._awaited.clear()
         self._read_outs.clear()
         for rows in self._layers:
             rows.length_tokens, rows.append = 0, None
@@ -115,9 +116,8 @@ class ScratchRing:
             )
         slot = self._slot(self._visit)
         self._fetch(self._visit)
-        ready = self._fetches.pop(slot, None) or self._read_outs.get(slot)
-        if ready is not None:
-            ready.wait()
+        if slot in self._awaited:
+            self._awaited.pop(slot).wait()
         if self._work_TR is None:
             return self.slots[slot]
         tokens = self._layers[ordinal].length_tokens
@@ -153,18 +153,22 @@ class ScratchRing:
             dtype, device = self._format.host_torch_dtype, self._format.device
             self.slots.append(torch.empty(self._shape, dtype=dtype, device=device))
         self._held[slot] = rows
+        read_out = self._read_outs.get(slot)
         if tokens:
             assert rows.buffer is not None
-            after = [append for append in (rows.append, self._read_outs.get(slot)) if append is not None]
-            self._fetches[slot] = self.link.h2d(self.slots[slot][:tokens], rows.buffer[:tokens], after)
+            after = [append for append in (rows.append, read_out) if append is not None]
+            self._awaited[slot] = self.link.h2d(self.slots[slot][:tokens], rows.buffer[:tokens], after)
+        elif read_out is not None:
+            self._awaited[slot] = read_out
 
     def _slot(self, visit: int) -> int:
         return visit % self.num_slots
 
     def _rows(self, visit: int) -> HostRows | None:
-        """The layer of a visit; None for one that has not enrolled."""
-        ordinal = visit % self._num_layers
-        return self._layers[ordinal] if ordinal < len(self._layers) else None
+        """The layer of a visit; None while it is not known, since layers still enroll."""
+        if visit >= len(self._layers) < self._num_layers:
+            return None
+        return self._layers[visit % self._num_layers]
 
     @property
     def _shape(self) -> tuple[int, ...]:

@@ -63,9 +63,9 @@ class Placement:
     """Where each full-attention layer's KV lives, decided when the first one's form is known; a ring a device."""
 
     def __init__(self, link: Link, spec: StreamedSpec, num_layers: int, capacity_tokens: int) -> None:
+        self.spec = spec
         self.capacity_tokens = capacity_tokens
         self._link = link
-        self._spec = spec
         self._num_layers = num_layers
         self._num_resident: int | None = None
         self._rings: dict[torch.device, ScratchRing] = {}
@@ -79,19 +79,14 @@ class Placement:
         """
         if self._num_resident is None:
             layer_bytes = self.capacity_tokens * row_format.row_values * row_format.dtype.itemsize
-            self._num_resident = num_resident(self._spec, self._num_layers, layer_bytes)
+            self._num_resident = num_resident(self.spec, self._num_layers, layer_bytes)
         if is_resident(index, self._num_resident, self._num_layers):
             return ResidentRows(row_format.empty_rows(self.capacity_tokens))
         if row_format.device not in self._rings:
             num_streamed = self._num_layers - self._num_resident
-            ring = ScratchRing(self._link, self._spec, num_streamed, self.capacity_tokens)
+            ring = ScratchRing(self._link, self.spec, num_streamed, self.capacity_tokens)
             self._rings[row_format.device] = ring
         return StreamedRows(self._rings[row_format.device], row_format)
-
-    @property
-    def host_dtype(self) -> Any:
-        """How streamed rows are kept."""
-        return self._spec.host_dtype
 
 
 class ResidentRows:
@@ -171,7 +166,7 @@ class StreamedLayer(DynamicLayer):  # type: ignore[misc]  # untyped upstream
             value_head_dim=value_states.shape[-1],
             dtype=self.dtype,
             device=self.device,
-            host_dtype=self.placement.host_dtype,
+            host_dtype=self.placement.spec.host_dtype,
         )
         self.rows = self.placement.place(self.index, self.format)
         self.is_initialized = True
