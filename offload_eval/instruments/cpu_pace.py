@@ -31,22 +31,22 @@ class PacedCopies:
             submitted_s: When the copy was handed to the link, on the clock of `time.perf_counter`.
 
         Returns:
-            Seconds that the copy kept the link busy: from its submission, or the previous copy's end where that is
-            later, to its own end. That is its deadline, or when its bytes were there, if that was later.
+            Seconds that the copy kept the link busy, from when the link was free for it: to its deadline, or for as
+            long as its bytes took to move, if that is longer. How late this thread woke up is not in it.
         """
-        started_s = max(submitted_s, self._ended_s)
+        free_s = max(submitted_s, self._ended_s)
+        started_s = time.perf_counter()
         if source.is_contiguous():
             # Not Tensor.copy_: that may start a second team of compute threads here. memmove releases the GIL.
             ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
         else:
             target.copy_(source)
-        self._ended_s = time.perf_counter()
+        self._ended_s = free_s + time.perf_counter() - started_s
         if self._bytes_per_s is not None:
             self._deadline_s = max(submitted_s, self._deadline_s) + target.nbytes / self._bytes_per_s
-            # The link is free at the deadline, however long this thread sleeps on.
             self._ended_s = max(self._ended_s, self._deadline_s)
             _sleep_until(self._deadline_s)
-        return self._ended_s - started_s
+        return self._ended_s - free_s
 
 
 def _sleep_until(deadline_s: float) -> None:
