@@ -19,7 +19,10 @@ _LEVELS: Final = {"int8": 255, "int4": 15}
 _LARGEST_FP8: Final = 448.0
 """Of float8_e4m3fn."""
 _PIECE_VALUES: Final = 2**20
-"""Quantized at a time: bounds the float32 working space of a long prompt."""
+"""Quantized at a time, at least: bounds the float32 working space of a prompt."""
+_MOST_PIECES: Final = 4
+"""Of one append: each is some forty operators, to be launched on a device, and to be looked at by a trace. A quarter of a
+layer's rows in float32 is far less than an MLP of the same prompt holds."""
 
 
 class RowFormat(NamedTuple):
@@ -65,7 +68,7 @@ class RowFormat(NamedTuple):
             rows_TR: New rows.
             host_TP: Where their quantized form goes.
         """
-        tokens = max(1, _PIECE_VALUES // self.row_values)
+        tokens = max(1, _PIECE_VALUES // self.row_values, -(-rows_TR.shape[0] // _MOST_PIECES))
         for rows, host in zip(rows_TR.split(tokens), host_TP.split(tokens), strict=True):
             for head, values_TBHD, host_TBHC in self._both(rows, host):
                 head.quantize(values_TBHD, host_TBHC)
