@@ -54,7 +54,11 @@ def tiny_experiment(tiny_config_dir: Path) -> WriteExperiment:
             "cpu": {"compute_threads": 1},
             "budget": {"device_bytes": "8 MiB"},
             "workloads": [tiny_workload("small")],
-            "strategies": [{"kind": "dynamic"}, {"kind": "streamed"}, {"kind": "quantized", "backend": "fp8"}],
+            "strategies": [
+                {"kind": "dynamic"},
+                {"kind": "streamed", "name": "streamed", "prefetch_layers": 1},
+                {"kind": "quantized", "backend": "fp8"},
+            ],
             "measurement": {"trials": 1},
             "trace": False,
         }

@@ -36,7 +36,8 @@ from offload_eval.core.trace import Contributor, PhaseTrace, StepTrace, Trace
 
 WEIGHTS_BYTES = 1_000_000
 DYNAMIC = DynamicSpec()
-STREAMED = StreamedSpec()
+STREAMED = StreamedSpec(name="streamed", prefetch_layers=1)
+"""Two slots, so that its few layers take turns."""
 QUANTIZED = QuantizedSpec(backend="hqq")
 
 

@@ -18,6 +18,7 @@ from factories import (
     make_phase,
     make_quantized,
     make_record,
+    make_shape,
     make_spec,
     make_streamed,
     make_timing,
@@ -46,6 +47,7 @@ from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.analysis.findings import CELL_RULES, DIRECTORY_RULES, find
 from offload_eval.core.experiment import MeasurementPlan, OffloadedSpec, QuantizedSpec, StaticSpec
 from offload_eval.core.records import Conditions, PhaseSample, TrialSample
+from offload_eval.core.shape import LayerGroup
 
 
 def codes(findings):
@@ -385,7 +387,9 @@ def make_moved(prefill=(), decode=()):
     first = {"h2d_bytes": 6_400, "d2h_bytes": 12_800} | copies | dict(prefill)
     later = {"h2d_bytes": 3_537_920, "d2h_bytes": 19_968} | copies | dict(decode)
     phases = {"prefill": make_phase(**first), "decode": make_phase(1_030_000, **later)}
-    return make_streamed(trials=make_trials(0.015, **phases, kv_cache_device_bytes=32_768, kv_cache_host_bytes=32_768))
+    held = {"kv_cache_device_bytes": 16_384, "kv_cache_host_bytes": 32_768}
+    four_layers = make_shape(layer_groups=(LayerGroup(count=4, kv_heads=1, key_head_dim=4, value_head_dim=4),))
+    return make_streamed(trials=make_trials(0.015, **phases, **held), model=make_facts(shape=four_layers))
 
 
 PLANTED = {

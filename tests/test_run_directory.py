@@ -131,7 +131,7 @@ class TestRecords:
         assert (line["schema_version"], line["status"], line["evidence"]) == (1, "ok", "emulated")
         assert line["run_id"] == record.run_id
         strategy = line["spec"]["strategy"]
-        assert (strategy["kind"], strategy["prefetch_layers"], strategy["host_dtype"]) == ("streamed", 2, "native")
+        assert (strategy["kind"], strategy["prefetch_layers"], strategy["host_dtype"]) == ("streamed", 1, "native")
         workload = line["spec"]["workload"]
         lengths = {name: workload[name] for name in ("batch_size", "prompt_tokens", "output_tokens")}
         assert lengths == {"batch_size": 2, "prompt_tokens": 100, "output_tokens": 157}

@@ -901,3 +901,49 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
     return folder
+
+
+class TestAuto:
+    """`resident_share: auto` is a share for each workload, that its budget leaves room for by trace."""
+
+    def test_each_workload_gets_its_own_share_under_one_label(
+        self, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        """What the traced peak leaves of the budget is less than one more layer's buffer, or every layer is resident.
+
+        A layer's buffer is batch * 2 kv heads * 32 values * 4 bytes a token: of 47 and of 16 tokens.
+        """
+        small = {
+            "name": "short",
+            "batch_size": 2,
+            "prompt_tokens": 12,
+            "output_tokens": 5,
+            "prompt": {"kind": "random"},
+        }
+        large = small | {"name": "long", "batch_size": 16, "prompt_tokens": 45, "output_tokens": 3}
+        auto = {"kind": "streamed", "prefetch_layers": 1, "resident_share": "auto"}
+        budget_bytes = 2_950_000
+        experiment = tiny_experiment(
+            tmp_path,
+            trace=True,
+            budget={"device_bytes": budget_bytes},
+            workloads=[small, large],
+            strategies=[{"kind": "dynamic"}, auto],
+        )
+        result = invoke(experiment, "--out", tmp_path / "run", "--json")
+        assert result.exit_code == 0, result.output
+        records = [each for each in read_records(tmp_path / "run") if each["spec"]["strategy"]["kind"] == "streamed"]
+        assert {each["spec"]["strategy"]["name"] for each in records} == {"streamed-ahead1-residentauto"}
+        shares = {each["spec"]["workload"]["name"]: each["spec"]["strategy"]["resident_share"] for each in records}
+        assert shares == {"short": 1.0, "long": 0.0}
+        (long,) = [each for each in records if each["trace"] and each["spec"]["workload"]["name"] == "long"]
+        peak_bytes = max(
+            long["trace"]["prefill"]["peak_device_bytes"],
+            *(step["peak_device_bytes"] for step in long["trace"]["steps"]),
+        )
+        assert budget_bytes - 16 * 2 * 32 * 4 * 47 < peak_bytes <= budget_bytes
+        assert all(each["fidelity"]["bit_equal"] for each in records if each["evidence"] == "emulated")
+        lines = complete_lines(tmp_path / "run")
+        again = invoke(experiment, "--out", tmp_path / "run", "--resume")
+        assert again.exit_code == 0, again.output
+        assert complete_lines(tmp_path / "run") == lines, "the same shares are found again: nothing is left to run"

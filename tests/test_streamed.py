@@ -32,20 +32,20 @@ PROMPT, OUTPUT, BATCH = 17, 9, 2
 CAPACITY = PROMPT + OUTPUT - 1
 LAYERS, KV_HEADS, HEAD_DIM = 5, 2, 8
 ROW_BYTES = BATCH * KV_HEADS * 2 * HEAD_DIM * 4
+SIZES = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "vocab_size": 97,
+}
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return tiny_llama(
-        torch.float32,
-        num_hidden_layers=LAYERS,
-        hidden_size=32,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        vocab_size=97,
-    )
+    return tiny_llama(torch.float32, **SIZES)
 
 
 def run(model: Any, cache: Any, prefill_chunk_tokens: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +149,7 @@ def test_each_step_writes_back_one_token_and_fetches_the_prefix_once(model: Any)
     """Decode steps see prefixes of 17 to 24 tokens; the first fetch of a step is made in the step before."""
     with CpuDevice().open_link(timed=False) as link:
         clock = TokenClock(on_first_token=lambda: setattr(link.log, "phase", "decode"))
-        cache = Streamed(StreamedSpec()).build_cache(model.config, link, CAPACITY)
+        cache = Streamed(StreamedSpec(prefetch_layers=1)).build_cache(model.config, link, CAPACITY)
         generate(model, torch.ones(BATCH, PROMPT, dtype=torch.long), cache, OUTPUT, clock)
     prefill, decode = link.log.sample("prefill"), link.log.sample("decode")
     prefixes = range(PROMPT, PROMPT + OUTPUT - 1)
@@ -157,6 +157,23 @@ def test_each_step_writes_back_one_token_and_fetches_the_prefix_once(model: Any)
     assert prefill.h2d_bytes == PROMPT * ROW_BYTES
     assert decode.d2h_bytes == (OUTPUT - 1) * LAYERS * ROW_BYTES
     assert decode.h2d_bytes == (LAYERS * sum(prefixes) - PROMPT) * ROW_BYTES
+
+
+@pytest.mark.parametrize("resident_share", [0.0, 0.4])
+def test_a_chunked_prefill_fetches_each_prefix_once(model: Any, resident_share: float):
+    """17 tokens in chunks of 5: each later chunk needs the 5, 10 and 15 tokens before it, of every streamed layer.
+
+    One layer is fetched ahead for the first decode step.
+    """
+    with CpuDevice().open_link(timed=False) as link:
+        clock = TokenClock(on_first_token=lambda: setattr(link.log, "phase", "decode"))
+        cache = Streamed(StreamedSpec(prefetch_layers=1, resident_share=resident_share)).build_cache(
+            model.config, link, CAPACITY
+        )
+        generate(model, torch.ones(BATCH, PROMPT, dtype=torch.long), cache, OUTPUT, clock, (), 5)
+    prefill, streamed = link.log.sample("prefill"), round(LAYERS * (1 - resident_share))
+    assert prefill.h2d_bytes == (streamed * (5 + 10 + 15) + 1 * PROMPT) * ROW_BYTES
+    assert prefill.d2h_bytes == streamed * PROMPT * ROW_BYTES
 
 
 def test_payload_is_the_rows_in_use_on_the_host_and_the_ring_on_the_device(model: Any):
@@ -402,3 +419,26 @@ def test_quantized_host_rows_stay_within_the_stated_kl(real: Any):
     assert all(0 < seen[name] <= stated for name, stated in STATED_KL_NATS.items()), seen
     assert seen["int8"] < seen["fp8"] < 1.5 * upstream
     assert seen["int4"] > seen["int8"]
+
+
+@pytest.mark.parametrize("host_dtype", ["native", "int8"])
+def test_waiting_falls_in_proportion_to_the_resident_share(host_dtype: Any):
+    """With a link so slow that computing is nothing, a step waits for what crosses: 8, 4 and 0 of 8 layers' rows."""
+    slow = tiny_llama(torch.float32, **{**SIZES, "num_hidden_layers": 8})
+
+    def exposed_and_moved_s(share: float) -> tuple[float, float]:
+        bytes_per_s = 2_000_000
+        with CpuDevice(bytes_per_s).open_link(timed=True) as link:
+            clock = TokenClock(on_first_token=lambda: setattr(link.log, "phase", "decode"))
+            spec = StreamedSpec(prefetch_layers=1, resident_share=share, host_dtype=host_dtype)
+            cache = Streamed(spec).build_cache(slow.config, link, 305)
+            generate(slow, torch.ones(BATCH, 300, dtype=torch.long), cache, 6, clock)
+        decode = link.log.sample("decode")
+        moved = (decode.h2d_bytes or 0) + (decode.d2h_bytes or 0)
+        return decode.exposed_transfer_s or 0.0, moved / bytes_per_s
+
+    (none_s, all_moved_s), (half_s, half_moved_s), nothing = (exposed_and_moved_s(share) for share in (0, 0.5, 1))
+    assert nothing == (0.0, 0.0)
+    assert half_moved_s == pytest.approx(all_moved_s / 2, rel=0.15)  # one fetch fewer of an odd step
+    assert none_s == pytest.approx(all_moved_s, rel=0.15)
+    assert half_s == pytest.approx(half_moved_s, rel=0.2)

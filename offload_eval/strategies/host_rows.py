@@ -18,11 +18,8 @@ from offload_eval.core.experiment import HostDtype
 _LEVELS: Final = {"int8": 255, "int4": 15}
 _LARGEST_FP8: Final = 448.0
 """Of float8_e4m3fn."""
-_PIECE_VALUES: Final = 2**20
-"""Quantized at a time, at least: bounds the float32 working space of a prompt."""
-_MOST_PIECES: Final = 4
-"""Of one append: each is some forty operators, to be launched on a device, and to be looked at by a trace. A quarter of a
-layer's rows in float32 is far less than an MLP of the same prompt holds."""
+_PIECE_VALUES: Final = 2**23
+"""Quantized at a time: bounds the float32 working space of a long prompt."""
 
 
 class RowFormat(NamedTuple):
@@ -68,7 +65,7 @@ class RowFormat(NamedTuple):
             rows_TR: New rows.
             host_TP: Where their quantized form goes.
         """
-        tokens = max(1, _PIECE_VALUES // self.row_values, -(-rows_TR.shape[0] // _MOST_PIECES))
+        tokens = max(1, _PIECE_VALUES // self.row_values)
         for rows, host in zip(rows_TR.split(tokens), host_TP.split(tokens), strict=True):
             for head, values_TBHD, host_TBHC in self._both(rows, host):
                 head.quantize(values_TBHD, host_TBHC)
