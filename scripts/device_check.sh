@@ -30,7 +30,7 @@ USAGE
 # No development tools, nothing that is large or belongs to one torch.
 readonly NOT_CARRIED='torch|numpy|pandas|sympy|mpmath|networkx|jinja2|markupsafe|hf-xet|hqq|einops|termcolor|ninja'
 readonly NOT_CARRIED_TOOLS='optimum-quanto|mypy|mypy-extensions|librt|ast-serialize|pathspec|pandas-stubs|types-pyyaml|ruff|grimp|import-linter|psutil'
-readonly LEAST_STEP_S=10
+readonly LEAST_STEP_S=5
 
 die() { # code, message
   printf 'device_check: %s\n' "$2" >&2
@@ -57,9 +57,15 @@ done
 caller=$PWD
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 root=$PWD
-absolute() { [[ $1 == /* ]] && printf '%s' "$1" || printf '%s/%s' "$caller" "$1"; }
+absolute() { # path
+  case "$1" in
+    /*) printf '%s' "$1" ;;
+    *) printf '%s/%s' "$caller" "$1" ;;
+  esac
+}
 
 python=${PYTHON:-}
+[[ $python != */* ]] || python=$(absolute "$python")
 [[ -n $python || ! -x .venv/bin/python ]] || python=$root/.venv/bin/python
 python=${python:-python3}
 command -v -- "$python" >/dev/null || die 3 "$python: no such interpreter; set PYTHON"
