@@ -28,8 +28,9 @@ USAGE
 }
 
 # No development tools, nothing that is large or belongs to one torch.
-readonly NOT_CARRIED='torch|numpy|pandas|sympy|mpmath|networkx|jinja2|markupsafe|hf-xet|hqq|einops|termcolor|ninja'
-readonly NOT_CARRIED_TOOLS='optimum-quanto|mypy|mypy-extensions|librt|ast-serialize|pathspec|pandas-stubs|types-pyyaml|ruff|grimp|import-linter|psutil'
+readonly NOT_CARRIED='torch|numpy|pandas|sympy|mpmath|networkx|jinja2|markupsafe|psutil|hf-xet|hqq|einops|termcolor'
+NOT_CARRIED_TOOLS='ninja|optimum-quanto|mypy|mypy-extensions|librt|ast-serialize|pathspec|pandas-stubs'
+NOT_CARRIED_TOOLS+='|types-pyyaml|ruff|grimp|import-linter'
 readonly LEAST_STEP_S=5
 
 die() { # code, message
@@ -72,7 +73,8 @@ command -v -- "$python" >/dev/null || die 3 "$python: no such interpreter; set P
 
 if [[ -n $prepare ]]; then
   prepare=$(absolute "$prepare")
-  [[ -z $(ls -A -- "$prepare" 2>/dev/null) ]] || die 2 "--prepare $prepare: is not empty; two versions of a wheel would not install"
+  [[ -z $(ls -A -- "$prepare" 2>/dev/null) ]] ||
+    die 2 "--prepare $prepare: is not empty; two versions of a wheel would not install"
   version=${python_version:-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')}
   mapfile -t pins < <(grep -E '^[a-z]' constraints.txt | grep -vE "^($NOT_CARRIED|$NOT_CARRIED_TOOLS)==")
   platforms=()
@@ -81,7 +83,8 @@ if [[ -n $prepare ]]; then
   done
   "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
     --python-version "$version" "${platforms[@]}" -d "$prepare" "${pins[@]}"
-  printf '%s wheels for Python %s, %s MiB: %s\n' "${#pins[@]}" "$version" "$(du -sm -- "$prepare" | cut -f1)" "$prepare"
+  size_mib=$(du -sm -- "$prepare" | cut -f1)
+  printf '%s wheels for Python %s, %s MiB: %s\n' "${#pins[@]}" "$version" "$size_mib" "$prepare"
   exit 0
 fi
 
@@ -96,6 +99,7 @@ trap 'rm -rf -- "$temporary"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # what else is installed here need not know the pytest brought along
 if [[ -n $wheels ]]; then
   wheels=$(absolute "$wheels")
   compgen -G "$wheels/*.whl" >/dev/null || die 2 "--wheels $wheels: holds no wheels; fill it with --prepare"
@@ -105,16 +109,19 @@ if [[ -n $wheels ]]; then
   unset PYTHONDONTWRITEBYTECODE # the unpacked packages are compiled once, and not by every process
 fi
 
-found=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")') || die 3 "$python has no torch"
+found=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")') ||
+  die 3 "$python has no torch"
 [[ $device != auto ]] || device=$found
 [[ $device != cuda || $found == cuda ]] || die 3 "--device cuda: torch sees no CUDA device; allowed here: cpu"
 case "$device" in
   cuda)
-    experiment=${experiment:-$root/configs/llama-3.1-8b_offload.yaml} small_budget=${small_budget:-24 GiB} most_mib=128
+    experiment=${experiment:-$root/configs/llama-3.1-8b_offload.yaml}
+    small_budget=${small_budget:-24 GiB} most_mib=128
     tests=(-m cuda tests/test_device_contract.py tests/test_cuda_strategies.py)
     ;;
   cpu)
-    experiment=${experiment:-$root/configs/tiny_offload.yaml} small_budget=${small_budget:-2 MiB} most_mib=4
+    experiment=${experiment:-$root/configs/tiny_offload.yaml}
+    small_budget=${small_budget:-2 MiB} most_mib=4
     tests=(-m 'not cuda' tests/test_device_contract.py)
     ;;
 esac
@@ -126,7 +133,9 @@ summarize() { # words of one line
   printf '%s\n' "$1" | tee -a -- "$out/summary.txt"
 }
 
-pack() { # so that what was measured is safe should anything later end this script; an unfinished run's logits stay behind
+# After every step, so that what was measured is safe should anything later end this script. Logits of a run that did not
+# finish are large, and stay behind.
+pack() {
   tar -C "$out" --exclude='*.logits.npy' --exclude='.lock' --exclude='*.tar.gz*' -czf "$temporary/archive" . &&
     mv -- "$temporary/archive" "$archive"
 }
