@@ -133,8 +133,8 @@ summarize() { # words of one line
   printf '%s\n' "$1" | tee -a -- "$out/summary.txt"
 }
 
-# After every step, so that what was measured is safe should anything later end this script. Logits of a run that did not
-# finish are large, and stay behind.
+# After every step, so that what was measured is safe should anything later end this script. Logits of a run that did
+# not finish are large, and stay behind.
 pack() {
   tar -C "$out" --exclude='*.logits.npy' --exclude='.lock' --exclude='*.tar.gz*' -czf "$temporary/archive" . &&
     mv -- "$temporary/archive" "$archive"
