@@ -14,7 +14,7 @@ print(f"note: {refusal}") if refusal else load_backend("quanto", "cpu")
 endef
 export BUILD_QUANTO
 
-.PHONY: demo setup model test lint bench clean
+.PHONY: demo setup model test lint bench device-check clean
 
 demo: $(MODEL)
 	$(BIN)/offload-eval run configs/demo.yaml
@@ -50,6 +50,10 @@ test: lint $(MODEL)
 
 bench: $(MODEL)
 	$(BIN)/python scripts/bench.py
+
+# On the GPU where there is one: scripts/device_check.sh --help.
+device-check: $(INSTALLED)
+	PYTHON=$(BIN)/python scripts/device_check.sh
 
 clean:
 	rm -rf $(VENV) models build *.egg-info

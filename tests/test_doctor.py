@@ -21,6 +21,7 @@ from offload_eval.analysis.findings import find
 from offload_eval.cli import doctor
 from offload_eval.cli.doctor import doctor_command
 from offload_eval.core.machine import Accelerator
+from offload_eval.errors import UnableError
 from offload_eval.strategies import backends
 from offload_eval.strategies.backends import backend_refusal
 
@@ -60,6 +61,19 @@ def test_every_required_package_has_a_tested_version_and_a_minimum() -> None:
     declared = dict(requirement.split(">=") for requirement in PROJECT["dependencies"])
     assert doctor.required_minimums() == declared
     assert declared.keys() <= doctor.tested_versions().keys()
+
+
+def test_a_checkout_that_was_never_installed_is_diagnosed_by_its_project_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = doctor.required_minimums()
+
+    def nothing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "metadata", nothing)
+    assert doctor.required_minimums() == installed
+    monkeypatch.setattr(doctor, "_PROJECT_FILE", ROOT / "no such file")
+    with pytest.raises(UnableError, match=r"pip install -e \."):
+        doctor.required_minimums()
 
 
 def test_every_package_that_a_test_imports_is_declared() -> None:

@@ -2,9 +2,11 @@
 
 import platform
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata, resources
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -25,6 +27,7 @@ from offload_eval.units import format_bytes
 
 Status = Literal["ok", "warn", "missing"]
 
+_PROJECT_FILE: Final = Path(__file__).resolve().parents[2] / "pyproject.toml"
 IDLE_USED_SHARE: Final = 0.05
 """Of a GPU's memory: the driver's own reserve stays below it, a process with a context does not."""
 _STYLES: Final = {"ok": "green", "warn": "yellow", "missing": "red"}
@@ -96,7 +99,7 @@ def diagnose() -> Diagnosis:
 
 
 def _python_check() -> Check:
-    wanted = metadata.metadata("offload-eval")["Requires-Python"]
+    wanted = _own_requirements()[0]
     bounds = dict(re.findall(r"(>=|<)\s*([\d.]+)", wanted))
     here = platform.python_version()
     if _numbers(bounds[">="]) <= _numbers(here) < _numbers(bounds["<"]):
@@ -138,14 +141,25 @@ def required_minimums() -> dict[str, str]:
     """The lowest version of every package this one cannot run without, from its own metadata.
 
     Raises:
-        UnableError: The package runs from a folder and was never installed.
+        UnableError: The package runs from a folder that is neither installed nor a checkout.
     """
-    try:
-        requirements = metadata.requires("offload-eval") or []
-    except metadata.PackageNotFoundError:
-        raise UnableError("offload-eval is not installed in this environment: pip install -e .") from None
+    requirements = _own_requirements()[1]
     plain = (re.fullmatch(r"([\w.-]+)\s*>=\s*([\w.]+)", requirement) for requirement in requirements)
     return {match[1]: match[2] for match in plain if match}
+
+
+def _own_requirements() -> tuple[str, list[str]]:
+    """The versions of Python and the packages that this one asks for: as installed, else as the checkout says."""
+    try:
+        own = metadata.metadata("offload-eval")
+        return own["Requires-Python"], metadata.requires("offload-eval") or []
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        project = tomllib.loads(_PROJECT_FILE.read_text(encoding="utf-8"))["project"]
+    except OSError:
+        raise UnableError("offload-eval is not installed in this environment: pip install -e .") from None
+    return project["requires-python"], project["dependencies"]
 
 
 def _cpu_check(packages: list[Check]) -> Check:
