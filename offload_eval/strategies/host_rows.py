@@ -19,7 +19,8 @@ _LEVELS: Final = {"int8": 255, "int4": 15}
 _LARGEST_FP8: Final = 448.0
 """Of float8_e4m3fn."""
 _PIECE_VALUES: Final = 2**23
-"""Quantized at a time: bounds the float32 working space of a long prompt."""
+_MOST_PIECES: Final = 8
+"""A long prompt is quantized in pieces, which bounds their float32 working space; in few, each of many operators."""
 
 
 class RowFormat(NamedTuple):
@@ -65,7 +66,7 @@ class RowFormat(NamedTuple):
             rows_TR: New rows.
             host_TP: Where their quantized form goes.
         """
-        tokens = max(1, _PIECE_VALUES // self.row_values)
+        tokens = max(1, _PIECE_VALUES // self.row_values, -(-rows_TR.shape[0] // _MOST_PIECES))
         for rows, host in zip(rows_TR.split(tokens), host_TP.split(tokens), strict=True):
             for head, values_TBHD, host_TBHC in self._both(rows, host):
                 head.quantize(values_TBHD, host_TBHC)
