@@ -6,7 +6,7 @@ import msgspec
 
 from offload_eval.analysis.cells import latest_records, latest_traces, merged_sample
 from offload_eval.analysis.traced_totals import MovedTotals, traced_decode, traced_prefill
-from offload_eval.bounds.strategy_bound import moved_bytes
+from offload_eval.bounds.strategy_bound import moved_bytes, prefill_fetched_bytes
 from offload_eval.core.experiment import DynamicSpec, StreamedSpec, content_hash
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import Phase, PhaseSample, RunRecord
@@ -70,8 +70,8 @@ def check_transfer_card(record: RunRecord) -> Finding | None:
     """A run moved other bytes than the arithmetic says it must.
 
     What decode writes back is held to the card of every strategy that has one; what is fetched to that of `streamed`
-    alone, and over both phases: its first fetches for decode belong to the prefill. Upstream's prefetcher fetches
-    past the end. Records made before copies were counted are not held to it.
+    alone, and over both phases: its first fetches for decode belong to the prefill, whose chunks fetch for themselves
+    too. Upstream's prefetcher fetches past the end. Records made before copies were counted are not held to it.
     """
     sample, moved = merged_sample(record), moved_bytes(record.spec, record.model)
     prefill, decode = sample.prefill, sample.decode
@@ -83,6 +83,7 @@ def check_transfer_card(record: RunRecord) -> Finding | None:
     both = (prefill.h2d_bytes, decode.h2d_bytes)
     if not isinstance(record.spec.strategy, StreamedSpec) or both[0] is None or both[1] is None:
         return None
+    fetched_bytes += prefill_fetched_bytes(record.spec, record.model) or 0
     if both[0] + both[1] != fetched_bytes:
         return _differs_from_card(record, "prefill and decode copied to the device", both[0] + both[1], fetched_bytes)
     return None
