@@ -1,7 +1,6 @@
 """Transfers of every cell, phase by phase: what moved, how fast, what computation waited, what the bounds allow."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
@@ -15,11 +14,9 @@ from offload_eval.core.experiment import StrategySpec, StreamedSpec, content_has
 from offload_eval.core.hardware import HardwareProfile, LinkProfile
 from offload_eval.core.judgement import LinkUse, PhaseTransfer
 from offload_eval.core.latency import PhaseLatency
-from offload_eval.core.records import Direction, Phase, PhaseSample, RunRecord
+from offload_eval.core.records import PHASES, Direction, Phase, PhaseSample, RunRecord
 from offload_eval.core.trace import Trace
 from offload_eval.errors import InputError
-
-PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 
 
 def explain_transfers(
