@@ -209,7 +209,7 @@ class TestTrace:
         assert traced_decode(windowed, trace) is None
         assert traced_decode(make_streamed(model=make_facts(shape=None, shape_refusal="unknown")), trace) is None
         coded = make_streamed(spec=make_spec(StreamedSpec(host_dtype="int4")))
-        assert traced_decode(coded, trace) is None
+        assert traced_decode(coded, trace) == traced_decode(make_streamed(), trace) is not None, "rows of one size"
         short = make_trace(STREAMED, steps=(step_of(1, 1000, 64), step_of(156, 900, 64)))
         assert traced_decode(make_streamed(), short) is None
 
@@ -236,6 +236,22 @@ class TestTrace:
         trials = make_trials(0.015, prefill=prefill, decode=make_phase(1_030_000))
         assert ("transfers_differ_from_trace" in codes([make_streamed(trials=trials), *traces])) == differs
         assert "transfers_differ_from_trace" not in codes([make_streamed(trials=trials), traces[1]])
+
+    @pytest.mark.parametrize(
+        ("own_of_last", "seen_bytes", "differs"), [(32, 0, False), (32, 32, True), (64, 32, False)]
+    )
+    def test_decode_is_held_to_its_trace_less_the_models_own_copies(self, own_of_last, seen_bytes, differs):
+        """The model sends 32 bytes in one copy a step, which no link counts; where they grow nothing is claimed."""
+        own = [step_of(step, size, 0, copies=1, num_d2h_copies=0) for step, size in ((1, 32), (156, own_of_last))]
+        steps = (step_of(1, 1032, 64, copies=3), step_of(155, 2572, 64, copies=3), step_of(156, 932, 64, copies=2))
+        traces = [
+            make_traced(DYNAMIC, trace=make_trace(DYNAMIC, steps=tuple(own))),
+            make_traced(STREAMED, trace=make_trace(STREAMED, steps=steps)),
+        ]
+        counted = {"num_h2d_copies": 155 * 2 + 1, "num_d2h_copies": 156 * 2, "h2d_bytes": 274_350 + 900 + seen_bytes}
+        run = make_streamed(trials=make_trials(0.015, decode=make_phase(1_030_000, d2h_bytes=156 * 64, **counted)))
+        assert ("transfers_differ_from_trace" in codes([run, *traces])) == differs
+        assert "transfers_differ_from_trace" in codes([run, traces[1]]), "nobody says which copies are the model's"
 
     @pytest.mark.parametrize(
         ("strategy", "fetched", "written"),
