@@ -44,7 +44,8 @@ def explain_transfers(
 def transfer_reference(record: RunRecord, candidates: Sequence[RunRecord]) -> RunRecord | None:
     """The cell that a strategy's time is held against: one that does the same without the transfers.
 
-    Of `streamed` it is the cell with every layer resident and the same host dtype, if there is one; else the baseline.
+    Of `streamed` it is a cell with every layer resident, if there is one; else the baseline. With every layer resident
+    nothing is fetched ahead and nothing quantized, so that one such cell is as good as another.
     """
     finished = [each for each in candidates if each.status == "ok" and not ran_on_own_tokens(each)]
     if record.status != "ok" or ran_on_own_tokens(record):
@@ -56,19 +57,16 @@ def transfer_reference(record: RunRecord, candidates: Sequence[RunRecord]) -> Ru
     return None if record.spec.is_baseline else counterpart(record, record.spec.baseline, finished)
 
 
-def _resident(strategy: StrategySpec, candidates: Sequence[RunRecord]) -> list[StreamedSpec]:
-    """The same streamed cache with every layer on the device, as other cells ran it."""
-    if not isinstance(strategy, StreamedSpec):
+def _resident(strategy: StrategySpec, candidates: Sequence[RunRecord]) -> list[StrategySpec]:
+    """The streamed cache with every layer on the device, as other cells ran it."""
+    if not isinstance(strategy, StreamedSpec) or is_all_resident(strategy):
         return []
-    others = (each.spec.strategy for each in candidates)
-    return [
-        other
-        for other in others
-        if isinstance(other, StreamedSpec)
-        and other.resident_share == 1
-        and other.host_dtype == strategy.host_dtype
-        and other != strategy
-    ]
+    return [other for each in candidates if is_all_resident(other := each.spec.strategy)]
+
+
+def is_all_resident(strategy: StrategySpec) -> bool:
+    """Whether a streamed cache keeps every layer on the device, by its share."""
+    return isinstance(strategy, StreamedSpec) and strategy.resident_share == 1
 
 
 def _phases(record: RunRecord) -> tuple[PhaseSample, PhaseSample]:

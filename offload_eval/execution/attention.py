@@ -38,7 +38,7 @@ def using_attention(model: Any, attention: Attention | None) -> Iterator[None]:
 
 
 class TraceableModels:
-    """One model without data for each attention of the workloads, each built, or refused, when it is first asked for."""
+    """A model without data for each attention of the workloads, built, or refused, when it is first asked for."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
