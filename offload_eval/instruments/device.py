@@ -111,7 +111,7 @@ class Device(Protocol):
         """Records copies with the device's own profiler, if it has one; the list is filled at the end.
 
         Raises:
-            UnableError: At the end: the profiler's records are not what they were.
+            UnableError: At the end: the profiler's records cannot be had, or are not what they were.
         """
 
     def tier_of(self, tensor: torch.Tensor) -> Tier:
