@@ -91,6 +91,8 @@ class FakeCuda(TorchDispatchMode):
         self.copy_s = 1.0
         self.bytes_per_s: float | None = None
         """Where set, a copy takes its bytes at this rate on top of `copy_s`."""
+        self.enter_s = 0.0
+        """What the host takes to make a stream the current one, through which the stream, if idle, stands still."""
         self.cycles_per_s = 1e9
         self.num_waits = 0
         self.num_events = 0
@@ -199,5 +201,7 @@ class FakeCuda(TorchDispatchMode):
     @contextmanager
     def _on_stream(self, stream: FakeStream) -> Iterator[None]:
         previous, self._current = self._current, stream
+        if self.enter_s:
+            stream.queue.append(Work(self.enter_s, lambda: None))
         yield
         self._current = previous

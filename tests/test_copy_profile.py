@@ -1,12 +1,20 @@
 """The profiler's records of copies, from a trace in the format that torch.profiler exports."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from offload_eval.core.records import ProfiledDirection
-from offload_eval.errors import UpstreamChangedError
-from offload_eval.instruments.copy_profile import ProfiledCopy, compare_with_account, parse_trace
+from offload_eval.errors import UnableError, UpstreamChangedError
+from offload_eval.instruments.copy_profile import (
+    ProfiledCopy,
+    compare_with_account,
+    parse_trace,
+    profile_device_copies,
+)
 from offload_eval.instruments.transfers import TransferLog
 
 PROMPT_BYTES = 8 * 100
@@ -53,6 +61,57 @@ def test_copies_between_host_and_device_are_read_with_bytes_time_and_memory() ->
         ProfiledCopy("d2h", 16, pytest.approx(1e-6), True),
         ProfiledCopy("h2d", 512, pytest.approx(4e-6), None),
     ]
+
+
+@pytest.mark.parametrize("trace", [[], {}, {"traceEvents": None}, {"traceEvents": ["copy"]}])
+def test_a_trace_of_another_form_is_an_error(trace: Any) -> None:
+    with pytest.raises(UpstreamChangedError, match="traceEvents"):
+        parse_trace(trace)
+
+
+class WrittenProfile:
+    """Stands for torch's profiler: what it exports is a text, or a failure."""
+
+    def __init__(self, exported: str | Exception) -> None:
+        self._exported = exported
+
+    def __enter__(self) -> "WrittenProfile":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def export_chrome_trace(self, path: str) -> None:
+        if isinstance(self._exported, Exception):
+            raise self._exported
+        Path(path).write_text(self._exported, encoding="utf-8")
+
+
+def profile_as(monkeypatch: pytest.MonkeyPatch, exported: str | Exception) -> None:
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: WrittenProfile(exported))
+
+
+def test_what_is_exported_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile_as(monkeypatch, json.dumps(trace_of(event("Memcpy HtoD (Pinned -> Device)", 64, 2.0))))
+    with profile_device_copies() as copies:
+        assert copies == []
+    assert copies == [ProfiledCopy("h2d", 64, pytest.approx(2e-6), False)]
+
+
+@pytest.mark.parametrize(
+    "exported",
+    [OSError("No space left on device"), RuntimeError("no profile"), '{"traceEvents": [{"name": "a\\b\\c"', "[]"],
+    ids=["no room", "the profiler refuses", "not JSON", "another form"],
+)
+def test_records_that_cannot_be_had_are_told_apart_from_a_pass_that_failed(
+    monkeypatch: pytest.MonkeyPatch, exported: str | Exception
+) -> None:
+    """The first costs the cross-check alone; what fails inside the block is the cell's."""
+    profile_as(monkeypatch, exported)
+    with pytest.raises(UnableError), profile_device_copies():
+        pass
+    with pytest.raises(torch.OutOfMemoryError), profile_device_copies():
+        raise torch.OutOfMemoryError("the cell's own")
 
 
 @pytest.mark.parametrize("changes", [{"args": {"stream": 20}}, {"dur": None}, {"args": {"bytes": "many"}}])

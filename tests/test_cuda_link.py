@@ -210,6 +210,16 @@ def test_copies_of_memory_that_is_not_pinned_are_counted() -> None:
     assert link.log.sample("decode").num_pageable_copies == 2, "d2h is looked at after the copies, h2d before"
 
 
+def test_what_the_host_takes_to_enter_a_stream_is_not_busy_time() -> None:
+    """The copy stream is idle, and would stand still for the 3 s between a clock's start and a copy of 5 s."""
+    with FakeCuda() as cuda, open_link(timed=True) as link:
+        cuda.copy_s, cuda.enter_s = 5, 3
+        link.h2d(filled(0), filled(1))
+        link.d2h(filled(0), filled(1))
+    sample = link.log.sample("prefill")
+    assert (sample.h2d_busy_s, sample.d2h_busy_s) == pytest.approx((5, 5))
+
+
 def test_busy_and_exposed_time_of_a_fetch_that_computation_half_hides() -> None:
     """2 s of computation, then a 5 s fetch beside 3 s more: it is busy for 5 s, and computation stands still for 2."""
     with FakeCuda() as cuda, open_link(timed=True) as link:

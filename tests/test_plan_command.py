@@ -193,6 +193,29 @@ def test_bad_arguments_end_with_2_and_one_line(arguments: list[str], words: list
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("section", "override", "words"),
+    [
+        ("model", "model.dtype=float32", "model: required, and missing"),
+        ("workloads", "workloads.0.batch_size=4", "workloads is nothing, which has no 0 inside"),
+        ("strategies", "strategies.0.name=x", "strategies is nothing, which has no 0 inside"),
+    ],
+)
+def test_nothing_is_filled_in_beside_a_value_that_is_set_in_a_section_the_file_lacks(
+    tmp_path: Path, section: str, override: str, words: str
+):
+    sections = {
+        "model": "{source: gpt2}",
+        "workloads": "[{prompt_tokens: 4, output_tokens: 2}]",
+        "strategies": "[{kind: static}]",
+    }
+    path = tmp_path / "x.yaml"
+    path.write_text("".join(f"{name}: {text}\n" for name, text in sections.items() if name != section))
+    result = invoke(str(path), "--set", override)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize("case", sorted(MALFORMED))
 def test_a_malformed_config_ends_with_its_exit_code_and_one_line(case: str, tmp_path: Path):
     file, exit_code, words = MALFORMED[case]

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from plan_calls import BASE_MODEL, GIB, TOKEN_BYTES, Configure, cell, invoke, plan
+from typer.testing import CliRunner
 
+from offload_eval.cli.app import app
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, SourcedBytes, SourcedValue
 from offload_eval.store.hardware_file import dump_hardware
 
@@ -167,6 +169,21 @@ class TestBudget:
     def test_an_experiments_budget_wins_too(self, write_profile: Configure, plan_experiment: Configure):
         document = plan(str(plan_experiment()), "--hardware", str(write_profile()))
         assert (document["device"]["budget_bytes"], document["device"]["budget_from"]) == (3_000_000, None)
+
+    def test_a_value_of_a_budget_that_is_set_alone_goes_with_the_profiles_memory_or_with_none(
+        self, write_profile: Configure, tmp_path: Path
+    ):
+        """24 GiB - 12 - 6 hold 5 sessions of 1.0001 GiB; without the profile there is no memory to take 6 GiB from."""
+        path = tmp_path / "x.yaml"
+        path.write_text(f"{{model: {{config: {BASE_MODEL}}}, workloads: [{{prompt_tokens: 8192, output_tokens: 2}}]}}")
+        options = (str(path), "--strategy", "dynamic", "--set", "budget.runtime_bytes=6 GiB")
+        profile = ("--hardware", str(write_profile()), "--weights-gib", "12")
+        assert plan(*options, *profile)["admission"]["limit"] == 5
+        assert plan(*options, "--weights-gib", "12", "--vram-gib", "24")["admission"]["limit"] == 5
+        for command in ("plan", "trace"):
+            refused = CliRunner().invoke(app, [command, *options])
+            assert (refused.exit_code, refused.stdout) == (2, "")
+            assert f"{path}: budget.device_bytes: required" in " ".join(refused.stderr.split())
 
     def test_a_profile_without_memory_admits_nothing(self, write_profile: Configure):
         document = plan(*LENGTHS, "--hardware", str(write_profile(memory_bytes=None)))

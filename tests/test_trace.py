@@ -36,6 +36,7 @@ from offload_eval.execution.model_loading import build_traceable, read_model_fac
 from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.instruments.live_storage import LiveStorageTracker
+from offload_eval.instruments.transfers import TransferLog
 from offload_eval.strategies.registry import load_strategy
 from offload_eval.tracing import trace
 from offload_eval.tracing.ledger import TracedMemory
@@ -568,6 +569,17 @@ def test_many_long_sessions_are_traced_without_their_tokens(strategy: StrategySp
     for one, two in ((half.prefill, whole.prefill), (half.decode, whole.decode)):
         per_session = (two.peak_device_bytes - one.peak_device_bytes) / 256
         assert one.peak_device_bytes == pytest.approx(half.weights_bytes + 256 * per_session, rel=0.001)
+
+
+def test_a_copy_of_nothing_is_none_in_a_trace_as_in_a_run():
+    traced, run = CopyAccount(), TransferLog(timed=False)
+    for account_add in (traced.add, run.add_copy):
+        account_add("h2d", 0)
+        account_add("h2d", 7)
+        account_add("d2h", 0)
+    assert traced.counts() == {"h2d_bytes": 7, "d2h_bytes": 0, "num_h2d_copies": 1, "num_d2h_copies": 0}
+    sample = run.sample("prefill")
+    assert {name: getattr(sample, name) for name in traced.counts()} == traced.counts()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

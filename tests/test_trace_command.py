@@ -128,6 +128,24 @@ class TestContract:
         assert document["attn_implementation"] == "eager"
         assert "no sdpa attention" in document["notes"][0]
 
+    def test_an_attention_that_the_model_lacks_costs_its_own_cells_alone(self, tmp_path: Path):
+        """Bloom has eager attention and no other; 2 layers of hidden size 32 in bfloat16 cache 256 bytes a token."""
+        fields = {"model_type": "bloom", "n_layer": 2, "hidden_size": 32, "n_head": 2, "vocab_size": 64}
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        path = tmp_path / "x.yaml"
+        path.write_text(
+            f"model: {{config: {tmp_path}, weights: random, attn_implementation: eager}}\n"
+            "workloads: [{prompt_tokens: 16, output_tokens: 3}]\n"
+            "factors: {attn_implementation: [sdpa, null]}\nstrategies: [{kind: dynamic}, {kind: static}]\n"
+        )
+        lacking, static, own, _ = trace(str(path), "--device", "cpu")["strategies"]
+        assert [each["workload"] for each in (lacking, own)] == ["b1-p16-o3-sdpa", "b1-p16-o3"]
+        assert lacking["refusal"] == static["refusal"]
+        assert lacking["refusal"].startswith("sdpa: ")
+        assert lacking["prefill"] is None
+        assert own["refusal"] is None
+        assert own["prefill"]["kv_device_bytes"] == 16 * 256
+
     def test_a_vision_language_model_is_given_text_alone(self, tmp_path: Path):
         """Qwen3-VL is no causal language model; 2 layers of 2 kv heads and head_dim 16 cache 256 bytes a token."""
         sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}

@@ -88,7 +88,7 @@ class TestSpeed:
         assert "link_below_calibration" not in codes([make_moving()], make_hardware())
 
     def test_a_link_more_than_a_tenth_below_is_a_finding(self):
-        # 0.8424 / 0.94 = 0.896 and 0.8424 / 0.93 = 0.906.
+        # With 156 times 0.01 ms between events: 0.844 / 0.94 = 0.898 and 0.844 / 0.93 = 0.907.
         assert "link_below_calibration" in codes([make_moving(0.94)], make_hardware())
         assert "link_below_calibration" not in codes([make_moving(0.93)], make_hardware())
 
@@ -98,6 +98,12 @@ class TestSpeed:
         assert "link_below_calibration" in codes([make_moving(0.8685)], unstated)
         assert "link_below_calibration" not in codes([make_moving(0.8683)], unstated)
         assert decode_of([make_moving(0.8)], unstated).h2d.of_link_ratio == pytest.approx(0.975)
+
+    def test_a_stated_latency_takes_nothing_from_what_lies_between_two_events(self):
+        # 0.78 s, and 156 times 0.001 ms of latency and 0.01 ms between events: 0.781716 / 0.9 = 0.86857 s.
+        stated = make_hardware(link=make_link(latency_s=sourced(1e-6)))
+        assert "link_below_calibration" not in codes([make_moving(0.8685)], stated)
+        assert "link_below_calibration" in codes([make_moving(0.8686)], stated)
 
     def test_copies_that_latency_decides_say_nothing_of_bandwidth(self):
         # 156 of 5 ms are 0.78 s, as long as the bytes: less than nine tenths are the bytes'.
@@ -163,6 +169,39 @@ class TestExposed:
             (message,) = [each.message for each in found if each.code == "exposed_time_disagrees"]
             assert words in message
 
+    def test_one_step_that_waits_counts_in_both_alike(self):
+        """One of 156 steps waits 200 ms: 1.282 ms a step by the waits, and by the steps."""
+        times = (0.210,) + (0.010,) * 155
+        decode = make_phase(1_030_000, 7_800_000, exposed_transfer_s=0.2, h2d_busy_s=0.9, d2h_busy_s=0.1)
+        seen = decode_of(
+            [make_record(), make_streamed(trials=(make_trial(inter_token_latencies_s=times, decode=decode),) * 3)]
+        )
+        assert seen.exposed_by_waits_s == pytest.approx(0.2 / 156)
+        assert seen.exposed_by_difference_s == pytest.approx(0.2 / 156)
+
+    def test_the_noise_of_a_mean_is_two_of_its_standard_errors(self):
+        """Steps are 4 and 6 ms longer in turn, each 1 ms from the mean: 2 * sqrt(156 / 155) / sqrt(156) ms."""
+        trial = make_trial(inter_token_latencies_s=(0.014, 0.016) * 78, decode=make_streamed().trials[0].decode)
+        seen = decode_of([make_record(), make_streamed(trials=(trial,))])
+        assert seen.difference_noise_s == pytest.approx(2e-3 / 155**0.5)
+
+    @pytest.mark.parametrize(
+        ("knobs", "tpot_s", "severity"),
+        [
+            ({}, 0.017, "warning"),
+            ({"host_dtype": "int8"}, 0.017, "note"),
+            ({"host_dtype": "int8"}, 0.013, "warning"),
+            ({"host_dtype": "int8", "resident_share": 1.0}, 0.017, "warning"),
+        ],
+    )
+    def test_dequantizing_is_an_expected_cause_of_longer_steps_alone(self, knobs, tpot_s, severity):
+        """Waits are 5 ms a step, and steps 7 or 3 ms longer; with every layer resident nothing is dequantized."""
+        strategy = msgspec.structs.replace(STREAMED, **knobs)
+        found = find([make_record(evidence="measured"), make_moving(tpot_s=tpot_s, strategy=strategy)])
+        (finding,) = [each for each in found if each.code == "exposed_time_disagrees"]
+        assert finding.severity == severity
+        assert ("dequantizing" in finding.message) == (severity == "note")
+
     def test_steps_are_compared_at_the_same_length(self):
         """Latencies grow alike from 10 to 25 ms and from 13 to 28 ms: 3 ms at every length."""
         growing = [tuple(start + step * 1e-4 for step in range(156)) for start in (0.010, 0.013)]
@@ -178,13 +217,16 @@ class TestExposed:
         # The last 15 of 156: from 13 + 14.1 to 13 + 15.5 ms, the middle at 27.8 ms.
         assert seen.end_latency_s == pytest.approx(0.0278)
 
-    def test_the_reference_of_streamed_is_the_resident_one_of_the_same_host_dtype(self):
+    def test_the_reference_of_streamed_is_a_resident_one_which_is_the_same_cache_whatever_its_other_knobs(self):
         baseline, streamed = make_record(), make_streamed()
+        quantized = make_record(StreamedSpec(host_dtype="int4"))
         resident = make_record(StreamedSpec(resident_share=1.0))
-        other = make_record(StreamedSpec(resident_share=1.0, host_dtype="int8"))
-        assert transfer_reference(streamed, [baseline, streamed, other]) is baseline
-        assert transfer_reference(streamed, [baseline, streamed, other, resident]) is resident
-        assert transfer_reference(resident, [baseline, streamed, resident]) is baseline
+        other = make_record(StreamedSpec(resident_share=1.0, host_dtype="int8", prefetch_layers=5))
+        for each in (streamed, quantized):
+            assert transfer_reference(each, [baseline, streamed, quantized]) is baseline
+            assert transfer_reference(each, [baseline, streamed, quantized, resident]) is resident
+            assert transfer_reference(each, [baseline, streamed, quantized, other]) is other
+        assert transfer_reference(resident, [baseline, streamed, resident, other]) is baseline
         assert transfer_reference(baseline, [baseline]) is None
 
 
@@ -209,7 +251,7 @@ class TestTrace:
         assert traced_decode(windowed, trace) is None
         assert traced_decode(make_streamed(model=make_facts(shape=None, shape_refusal="unknown")), trace) is None
         coded = make_streamed(spec=make_spec(StreamedSpec(host_dtype="int4")))
-        assert traced_decode(coded, trace) is None
+        assert traced_decode(coded, trace) == traced_decode(make_streamed(), trace) is not None, "rows of one size"
         short = make_trace(STREAMED, steps=(step_of(1, 1000, 64), step_of(156, 900, 64)))
         assert traced_decode(make_streamed(), short) is None
 
@@ -236,6 +278,22 @@ class TestTrace:
         trials = make_trials(0.015, prefill=prefill, decode=make_phase(1_030_000))
         assert ("transfers_differ_from_trace" in codes([make_streamed(trials=trials), *traces])) == differs
         assert "transfers_differ_from_trace" not in codes([make_streamed(trials=trials), traces[1]])
+
+    @pytest.mark.parametrize(
+        ("own_of_last", "seen_bytes", "differs"), [(32, 0, False), (32, 32, True), (64, 32, False)]
+    )
+    def test_decode_is_held_to_its_trace_less_the_models_own_copies(self, own_of_last, seen_bytes, differs):
+        """The model sends 32 bytes in one copy a step, which no link counts; where they grow nothing is claimed."""
+        own = [step_of(step, size, 0, copies=1, num_d2h_copies=0) for step, size in ((1, 32), (156, own_of_last))]
+        steps = (step_of(1, 1032, 64, copies=3), step_of(155, 2572, 64, copies=3), step_of(156, 932, 64, copies=2))
+        traces = [
+            make_traced(DYNAMIC, trace=make_trace(DYNAMIC, steps=tuple(own))),
+            make_traced(STREAMED, trace=make_trace(STREAMED, steps=steps)),
+        ]
+        counted = {"num_h2d_copies": 155 * 2 + 1, "num_d2h_copies": 156 * 2, "h2d_bytes": 274_350 + 900 + seen_bytes}
+        run = make_streamed(trials=make_trials(0.015, decode=make_phase(1_030_000, d2h_bytes=156 * 64, **counted)))
+        assert ("transfers_differ_from_trace" in codes([run, *traces])) == differs
+        assert "transfers_differ_from_trace" in codes([run, traces[1]]), "nobody says which copies are the model's"
 
     @pytest.mark.parametrize(
         ("strategy", "fetched", "written"),
@@ -275,6 +333,14 @@ class TestBounds:
             messages = [each.message for each in find([run, traced], make_hardware()) if each.code == BELOW]
             start = "small / streamed: TTFT is 500.000 ms where the ideal bound is 600.000 ms"
             assert [message[: len(start)] for message in messages] == [start] * is_found
+
+    @pytest.mark.parametrize(("flops", "is_found"), [(15_400_000, False), (15_500_000, True)])
+    def test_a_latency_may_lie_3_percent_below_its_bound(self, flops, is_found):
+        # 15 ms are 0.974 of 15.4 ms, and 0.968 of 15.5 ms.
+        steps = (step_of(1, 0, 0, matmul_flops=flops), step_of(156, 0, 0, matmul_flops=30_000_000))
+        traced = make_traced(STREAMED, trace=make_trace(STREAMED, steps=steps))
+        messages = [each.message for each in find([make_moving(), traced], make_hardware()) if each.code == BELOW]
+        assert ["more than the 3% below it" in message for message in messages] == [True] * is_found
 
     def test_a_mean_below_the_last_steps_bound_is_none(self):
         steps = (step_of(1, 0, 0, matmul_flops=14_000_000), step_of(156, 0, 0, matmul_flops=30_000_000))

@@ -108,7 +108,7 @@ def model() -> Any:
     )
 
 
-def spec_of(strategy: StrategySpec) -> RunSpec:
+def spec_of(strategy: StrategySpec, chunk_tokens: int | None = None) -> RunSpec:
     return RunSpec(
         experiment="planted",
         model=ModelSpec(config="unused", weights="random", dtype="float32"),
@@ -117,7 +117,13 @@ def spec_of(strategy: StrategySpec) -> RunSpec:
         device="cpu",
         cpu=CpuSpec(link_bytes_per_s=PACE_BYTES_PER_S),
         budget=BudgetSpec(device_bytes=10**9),
-        workload=Workload(batch_size=BATCH, prompt_tokens=PROMPT, output_tokens=OUTPUT, prompt=RandomPrompt()),
+        workload=Workload(
+            batch_size=BATCH,
+            prompt_tokens=PROMPT,
+            output_tokens=OUTPUT,
+            prompt=RandomPrompt(),
+            prefill_chunk_tokens=chunk_tokens,
+        ),
         strategy=strategy,
         baseline=DynamicSpec(),
         measurement=MeasurementPlan(trials=1, fidelity=False),
@@ -131,17 +137,23 @@ RunCell = Callable[..., list[RunRecord]]
 def run_cell(model: Any, tmp_path_factory: pytest.TempPathFactory) -> RunCell:
     """Runs `streamed` over a link and returns its record with that of its trace."""
     folder = tmp_path_factory.mktemp("reference")
-    baseline = spec_of(DynamicSpec())
     prompt = torch.randint(128, (BATCH, PROMPT), generator=torch.Generator().manual_seed(1))
-    ReferenceFiles(folder, baseline.reference_key).save_prompt(prompt.numpy())
-    record_reference(baseline, model, CpuDevice(), folder)
     facts = make_facts(shape=model_shape(model.config.to_dict()))
-    spec = spec_of(StreamedSpec(prefetch_layers=1))
-    trace = trace_strategy(model, spec.strategy, spec.workload, device="cpu")
 
     def run(
-        link_class: type[CpuLink] = CpuLink, bytes_per_s: int = PACE_BYTES_PER_S, device: CpuDevice | None = None
+        link_class: type[CpuLink] = CpuLink,
+        bytes_per_s: int = PACE_BYTES_PER_S,
+        device: CpuDevice | None = None,
+        chunk_tokens: int | None = None,
+        **knobs: Any,
     ) -> list[RunRecord]:
+        baseline = spec_of(DynamicSpec(), chunk_tokens)
+        files = ReferenceFiles(folder, baseline.reference_key)
+        files.save_prompt(prompt.numpy())
+        if files.load_tokens() is None:
+            record_reference(baseline, model, CpuDevice(), folder)
+        spec = spec_of(StreamedSpec(prefetch_layers=1, **knobs), chunk_tokens)
+        trace = trace_strategy(model, spec.strategy, spec.workload, device="cpu")
         device = device or PlantedDevice(link_class, bytes_per_s)
         result = measure_cell(spec, model, device, folder, make_conditions(), lambda *_: None)
         assert result.status == "ok", result.failure
@@ -176,6 +188,21 @@ def test_a_healthy_run_counts_what_the_formula_says_and_has_no_finding(run_cell:
     assert decode.num_pageable_copies == 0
     assert codes_of(records) == set()
     assert codes_of(records, profile_of(PACE_BYTES_PER_S)) == set()
+
+
+@pytest.mark.parametrize(("host_dtype", "row_bytes"), [("native", 512), ("int4", 128)])
+def test_a_healthy_chunked_prefill_fetches_what_came_before_each_chunk_and_has_no_finding(
+    run_cell: RunCell, host_dtype: str, row_bytes: int
+) -> None:
+    """Chunks begin at 0, 5 and 10, so that 5 and 10 tokens of 3 layers are fetched for them: 45 rows.
+
+    In int4 a head's 16 values of float32 are 8 bytes of codes, a scale and an offset: 16 bytes instead of 64.
+    """
+    records = run_cell(chunk_tokens=5, host_dtype=host_dtype)
+    prefill, decode = records[0].trials[0].prefill, records[0].trials[0].decode
+    assert (prefill.h2d_bytes, prefill.num_h2d_copies) == ((45 + 12) * row_bytes, 2 * 3 + 1)
+    assert (decode.h2d_bytes, decode.num_h2d_copies) == ((54 * 3 - 12) * row_bytes, 11)
+    assert codes_of(records) == set()
 
 
 def test_a_real_prefill_is_not_below_its_bounds(run_cell: RunCell) -> None:

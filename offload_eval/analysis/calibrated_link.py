@@ -5,8 +5,9 @@ from typing import Final
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, SourcedValue
 from offload_eval.core.records import Direction, Evidence, RunRecord
 
-UNSTATED_LATENCY_S: Final[dict[Evidence, float]] = {"emulated": 2e-4, "measured": 1e-5}
-"""What a copy may cost on top of its bytes before a link counts as slow: to wake a thread, or between two events."""
+COPY_GAP_S: Final[dict[Evidence, float]] = {"emulated": 2e-4, "measured": 1e-5}
+"""What timing a copy by itself may add to its bytes and the link's latency before the link counts as slow: to wake a
+thread, or between two events. A calibration times copies in a row, and its latency has none of it."""
 
 
 def fitting_hardware(record: RunRecord, hardware: HardwareProfile | None) -> HardwareProfile | None:

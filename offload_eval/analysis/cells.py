@@ -5,9 +5,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from offload_eval.core.base import Strict
-from offload_eval.core.records import Direction, PhaseSample, RunRecord, TrialSample
-
-_PHASES = ("prefill", "decode")
+from offload_eval.core.records import PHASES, Direction, PhaseSample, RunRecord, TrialSample
 
 
 def latest_records(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
@@ -29,7 +27,9 @@ def merged_sample(record: RunRecord) -> TrialSample:
     Peaks are the highest of all rounds, counts of events their sum, copies, other bytes and times the median. Series
     are left out: take the times of the timing pass from `statistics`, with their spread.
     """
-    phases = {phase: PhaseSample(**_merged([getattr(trial, phase) for trial in record.trials])) for phase in _PHASES}
+    phases: dict[str, Any] = {
+        phase: PhaseSample(**_merged([getattr(trial, phase) for trial in record.trials])) for phase in PHASES
+    }
     return TrialSample(**_merged(record.trials) | phases)
 
 

@@ -7,10 +7,9 @@ from offload_eval.analysis.cells import latest_records, latest_traces, merged_sa
 from offload_eval.bounds.strategy_bound import kv_device_bytes_after
 from offload_eval.core.experiment import RunSpec, content_hash
 from offload_eval.core.judgement import PhaseMemory
-from offload_eval.core.records import Phase, PhaseSample, RunRecord
+from offload_eval.core.records import PHASES, Phase, PhaseSample, RunRecord
 from offload_eval.core.trace import KV_CACHE, PhaseTrace, StepTrace, Trace
 
-PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 TOKEN_BYTES: Final = 8
 """Of a token's number: an int64."""
 _WEIGHTS: Final = "weights"

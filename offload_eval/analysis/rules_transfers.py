@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from offload_eval.analysis.cells import latest_records, latest_traces, merged_sample
-from offload_eval.analysis.traced_totals import MovedTotals, traced_decode, traced_prefill
-from offload_eval.bounds.strategy_bound import moved_bytes
+from offload_eval.analysis.traced_totals import MovedTotals, traced_decode, traced_decode_of_model, traced_prefill
+from offload_eval.bounds.strategy_bound import moved_bytes, prefill_fetched_bytes
 from offload_eval.core.experiment import DynamicSpec, StreamedSpec, content_hash
 from offload_eval.core.judgement import Finding
-from offload_eval.core.records import Phase, PhaseSample, RunRecord
+from offload_eval.core.records import PHASES, PhaseSample, RunRecord
 from offload_eval.core.trace import Trace
 
 _WORDS = ("bytes to the device", "bytes to the host", "copies to the device", "copies to the host")
@@ -18,35 +18,42 @@ _WORDS = ("bytes to the device", "bytes to the host", "copies to the device", "c
 def check_traced_transfers(records: Sequence[RunRecord]) -> list[Finding]:
     """A run moved other bytes than its trace, or in another number of copies.
 
-    Decode of every strategy is held to it; the prefill of `streamed` alone, less what the baseline's prefill sends by
-    its trace: when upstream's layers are set up, scalars cross the link that no strategy moves.
+    A trace has the model's own copies as well, which no link accounts for, and the baseline's has nothing else: it is
+    taken off. Decode of every strategy is held to what is left, or to the whole where the baseline was not traced; the
+    prefill of `streamed` alone, and only less the baseline's: scalars cross when upstream's layers are set up.
     """
     traces = {content_hash(record.spec): record.trace for record in latest_traces(records)}
     return [
         finding
         for run in latest_records(records)
         if run.status == "ok" and (trace := traces.get(content_hash(run.spec))) is not None
-        for finding in _against_trace(run, trace, _setting_up(run, traces))
+        for finding in _against_trace(run, trace, _of_model(run, traces))
     ]
 
 
-def _setting_up(run: RunRecord, traces: Mapping[str, Trace | None]) -> MovedTotals | None:
-    """What the baseline's prefill sends; None where that is not known, or says nothing of another strategy's."""
-    spec = run.spec
-    baseline = traces.get(content_hash(msgspec.structs.replace(spec, strategy=spec.baseline)))
-    comparable = isinstance(spec.strategy, StreamedSpec) and isinstance(spec.baseline, DynamicSpec)
-    return traced_prefill(baseline) if comparable and baseline is not None else None
+def _of_model(run: RunRecord, traces: Mapping[str, Trace | None]) -> Trace | None:
+    """The baseline's trace, where its cache never leaves the device."""
+    if not isinstance(run.spec.baseline, DynamicSpec):
+        return None
+    return traces.get(content_hash(msgspec.structs.replace(run.spec, strategy=run.spec.baseline)))
 
 
-def _against_trace(run: RunRecord, trace: Trace, setting_up: MovedTotals | None) -> Iterator[Finding]:
-    sample, prefill = merged_sample(run), None
-    if setting_up is not None:
-        prefill = MovedTotals(*(all_ - own for all_, own in zip(traced_prefill(trace), setting_up, strict=True)))
-    phases: tuple[tuple[Phase, PhaseSample, MovedTotals | None], ...] = (
-        ("prefill", sample.prefill, prefill),
-        ("decode", sample.decode, traced_decode(run, trace)),
+def _traced_totals(run: RunRecord, trace: Trace, of_model: Trace | None) -> tuple[MovedTotals | None, ...]:
+    """What the link of a run counts in each phase by its trace; None where that is not certain."""
+    decode = traced_decode(run, trace)
+    if of_model is None:
+        return None, decode
+    own = traced_decode_of_model(of_model)
+    return (
+        traced_prefill(trace).less(traced_prefill(of_model)) if isinstance(run.spec.strategy, StreamedSpec) else None,
+        None if decode is None or own is None else decode.less(own),
     )
-    for phase, counted, traced in phases:
+
+
+def _against_trace(run: RunRecord, trace: Trace, of_model: Trace | None) -> Iterator[Finding]:
+    sample = merged_sample(run)
+    for phase, traced in zip(PHASES, _traced_totals(run, trace, of_model), strict=True):
+        counted: PhaseSample = getattr(sample, phase)
         differences = [] if traced is None else list(_differences(counted, traced))
         if differences:
             yield Finding(
@@ -70,8 +77,8 @@ def check_transfer_card(record: RunRecord) -> Finding | None:
     """A run moved other bytes than the arithmetic says it must.
 
     What decode writes back is held to the card of every strategy that has one; what is fetched to that of `streamed`
-    alone, and over both phases: its first fetches for decode belong to the prefill. Upstream's prefetcher fetches
-    past the end. Records made before copies were counted are not held to it.
+    alone, and over both phases: its first fetches for decode belong to the prefill, whose chunks fetch for themselves
+    too. Upstream's prefetcher fetches past the end. Records made before copies were counted are not held to it.
     """
     sample, moved = merged_sample(record), moved_bytes(record.spec, record.model)
     prefill, decode = sample.prefill, sample.decode
@@ -83,6 +90,7 @@ def check_transfer_card(record: RunRecord) -> Finding | None:
     both = (prefill.h2d_bytes, decode.h2d_bytes)
     if not isinstance(record.spec.strategy, StreamedSpec) or both[0] is None or both[1] is None:
         return None
+    fetched_bytes += prefill_fetched_bytes(record.spec, record.model) or 0
     if both[0] + both[1] != fetched_bytes:
         return _differs_from_card(record, "prefill and decode copied to the device", both[0] + both[1], fetched_bytes)
     return None

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from offload_eval.core.experiment import StreamedSpec
 from offload_eval.core.records import RunRecord
 from offload_eval.core.trace import PhaseTrace, StepTrace, Trace
 
@@ -17,6 +16,10 @@ class MovedTotals(NamedTuple):
     num_h2d_copies: int
     num_d2h_copies: int
 
+    def less(self, other: "MovedTotals") -> "MovedTotals":
+        """What is left without another's."""
+        return MovedTotals(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
 
 def traced_prefill(trace: Trace) -> MovedTotals:
     """What the prefill moves."""
@@ -27,7 +30,8 @@ def traced_decode(record: RunRecord, trace: Trace) -> MovedTotals | None:
     """What all decode steps move, summed over the traced ones and the line between them.
 
     With full attention a step moves the same more than the step before it, up to the last but one; the last may fetch
-    nothing ahead and is traced itself. With windows the growth has a bend, and blocks of a quantizer may fill up.
+    nothing ahead and is traced itself. Rows have one size, whatever the host's form. With windows the growth has a
+    bend.
 
     Returns:
         None where steps were left out and their sum is not certain.
@@ -47,11 +51,22 @@ def traced_decode(record: RunRecord, trace: Trace) -> MovedTotals | None:
     return MovedTotals(*(total // 2 + end for total, end in zip(sums, last, strict=True)))
 
 
+def traced_decode_of_model(baseline: Trace) -> MovedTotals | None:
+    """What all decode steps of a cache on the device move: the model's own copies, such as a position for its rotary.
+
+    Returns:
+        None where steps were left out and the first and the last of them differ.
+    """
+    num_steps = baseline.workload.output_tokens - 1
+    if len(baseline.steps) == num_steps:
+        return _sum(list(baseline.steps))
+    first, last = _moved(baseline.steps[0]), _moved(baseline.steps[-1])
+    return MovedTotals(*(num_steps * count for count in first)) if first == last else None
+
+
 def _grows_evenly(record: RunRecord) -> bool:
-    shape, strategy = record.model.shape, record.spec.strategy
-    if shape is None or any(group.window_tokens is not None for group in shape.layer_groups):
-        return False
-    return not isinstance(strategy, StreamedSpec) or strategy.host_dtype == "native"
+    shape = record.model.shape
+    return shape is not None and all(group.window_tokens is None for group in shape.layer_groups)
 
 
 def _moved(phase: PhaseTrace) -> MovedTotals:

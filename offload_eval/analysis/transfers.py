@@ -1,7 +1,6 @@
 """Transfers of every cell, phase by phase: what moved, how fast, what computation waited, what the bounds allow."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
@@ -15,11 +14,9 @@ from offload_eval.core.experiment import StrategySpec, StreamedSpec, content_has
 from offload_eval.core.hardware import HardwareProfile, LinkProfile
 from offload_eval.core.judgement import LinkUse, PhaseTransfer
 from offload_eval.core.latency import PhaseLatency
-from offload_eval.core.records import Direction, Phase, PhaseSample, RunRecord
+from offload_eval.core.records import PHASES, Direction, Phase, PhaseSample, RunRecord
 from offload_eval.core.trace import Trace
 from offload_eval.errors import InputError
-
-PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 
 
 def explain_transfers(
@@ -47,7 +44,8 @@ def explain_transfers(
 def transfer_reference(record: RunRecord, candidates: Sequence[RunRecord]) -> RunRecord | None:
     """The cell that a strategy's time is held against: one that does the same without the transfers.
 
-    Of `streamed` it is the cell with every layer resident and the same host dtype, if there is one; else the baseline.
+    Of `streamed` it is a cell with every layer resident, if there is one; else the baseline. With every layer resident
+    nothing is fetched ahead and nothing quantized, so that one such cell is as good as another.
     """
     finished = [each for each in candidates if each.status == "ok" and not ran_on_own_tokens(each)]
     if record.status != "ok" or ran_on_own_tokens(record):
@@ -59,19 +57,16 @@ def transfer_reference(record: RunRecord, candidates: Sequence[RunRecord]) -> Ru
     return None if record.spec.is_baseline else counterpart(record, record.spec.baseline, finished)
 
 
-def _resident(strategy: StrategySpec, candidates: Sequence[RunRecord]) -> list[StreamedSpec]:
-    """The same streamed cache with every layer on the device, as other cells ran it."""
-    if not isinstance(strategy, StreamedSpec):
+def _resident(strategy: StrategySpec, candidates: Sequence[RunRecord]) -> list[StrategySpec]:
+    """The streamed cache with every layer on the device, as other cells ran it."""
+    if not isinstance(strategy, StreamedSpec) or is_all_resident(strategy):
         return []
-    others = (each.spec.strategy for each in candidates)
-    return [
-        other
-        for other in others
-        if isinstance(other, StreamedSpec)
-        and other.resident_share == 1
-        and other.host_dtype == strategy.host_dtype
-        and other != strategy
-    ]
+    return [other for each in candidates if is_all_resident(other := each.spec.strategy)]
+
+
+def is_all_resident(strategy: StrategySpec) -> bool:
+    """Whether a streamed cache keeps every layer on the device, by its share."""
+    return isinstance(strategy, StreamedSpec) and strategy.resident_share == 1
 
 
 def _phases(record: RunRecord) -> tuple[PhaseSample, PhaseSample]:

@@ -9,6 +9,7 @@ import numpy as np
 from offload_eval.bounds.admission import admission_limit
 from offload_eval.bounds.cached_layers import CachedLayers, Lengths, workload_lengths
 from offload_eval.bounds.host_rows import num_resident
+from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.session_card import session_card
 from offload_eval.core.experiment import (
     BITS_PER_VALUE,
@@ -64,12 +65,34 @@ def moved_bytes(spec: RunSpec, model: ModelFacts) -> tuple[int, int] | None:
     Returns:
         None where the arithmetic refuses the model, or `session_card` has no card.
     """
-    if model.shape is None:
-        return None
     outputs = np.arange(2, spec.workload.output_tokens + 1)
     if isinstance(spec.strategy, OffloadedStaticSpec):  # each step moves the buffers whole, filled or not
         outputs = np.full_like(outputs, spec.workload.output_tokens)
-    prompts, bits = np.full_like(outputs, spec.workload.prompt_tokens), BITS_PER_VALUE[spec.model.dtype]
+    return _moved_at(spec, model, np.full_like(outputs, spec.workload.prompt_tokens), outputs)
+
+
+def prefill_fetched_bytes(spec: RunSpec, model: ModelFacts) -> int | None:
+    """Bytes that a chunked prefill of `streamed` fetches for itself, for a cell's whole batch; 0 for a whole prompt.
+
+    Every chunk but the first has the tokens before it fetched, as a decode step after as many tokens does. The first
+    fetches for decode, which also fall into the prefill, are among `moved_bytes`.
+
+    Returns:
+        None where the arithmetic refuses the model, or `session_card` has no card.
+    """
+    assert isinstance(spec.strategy, StreamedSpec), "what the prefill of other caches moves is not modelled"
+    prompt_tokens = spec.workload.prompt_tokens
+    chunk_tokens = spec.workload.prefill_chunk_tokens or prompt_tokens
+    prefixes = np.arange(chunk_tokens, prompt_tokens, chunk_tokens)
+    moved = _moved_at(spec, model, prefixes, np.full_like(prefixes, 2))
+    return None if moved is None else moved[0]
+
+
+def _moved_at(spec: RunSpec, model: ModelFacts, prompts: Counts, outputs: Counts) -> tuple[int, int] | None:
+    """What the whole batch moves in the last decode steps of all these lengths."""
+    if model.shape is None:
+        return None
+    bits = BITS_PER_VALUE[spec.model.dtype]
     known = _of_known_batch(spec.strategy, model.shape, bits, spec.workload)
     card = session_card(model.shape, bits, Lengths(prompt_tokens=prompts, output_tokens=outputs), known)
     if isinstance(card, str):

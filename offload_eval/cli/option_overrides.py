@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from offload_eval.cli.option_types import Typed
-from offload_eval.core.experiment import Experiment
+from offload_eval.core.experiment import BudgetSpec, Experiment
 from offload_eval.errors import InputError
-from offload_eval.store.experiment_file import build_for_plan, load_for_plan
+from offload_eval.store.experiment_file import build_for_plan, has_device_budget, load_for_plan
 from offload_eval.store.origin import Origin, Override
 from offload_eval.units import GIB
 
@@ -52,23 +52,28 @@ def model_location(typed: Typed, asked: Experiment) -> tuple[str, Path | None]:
     return asked.model.location, None if typed.experiment is None else typed.experiment.parent
 
 
-def has_budget(typed: Typed, given: Collection[str], needing: Collection[str], otherwise: str) -> bool:
+def has_budget(typed: Typed, asked: Experiment, needing: Collection[str], otherwise: str) -> bool:
     """Whether a budget is stated.
 
     Args:
         typed: What was typed.
-        given: The sections that the experiment was given.
+        asked: The experiment, the options in it.
         needing: Options that say nothing without a budget.
         otherwise: What is not done without one.
 
     Raises:
-        InputError: One of those was given, and no budget.
+        InputError: One of those, or another value of a budget, was given, and no device bytes.
     """
-    if "budget" in given or "vram_gib" in typed.options:
+    if has_device_budget(asked):
         return True
     useless = next((name for name in needing if name in typed.options), None)
     if useless is not None:
         raise InputError(f"--{useless.replace('_', '-')} needs --vram-gib: without a budget {otherwise}")
+    if asked.budget != BudgetSpec(device_bytes=asked.budget.device_bytes):
+        raise InputError(
+            f"{typed.experiment}: budget.device_bytes: required where --set states another value of the budget, and "
+            f"missing; state it too, or give --vram-gib: without a budget {otherwise}"
+        )
     return False
 
 

@@ -43,7 +43,7 @@ def plan_request(typed: Typed, hardware: str | None = None) -> PlanRequest:
     budget_is_hardwares = profile is not None and profile.memory_bytes is not None and not has_device_budget(asked)
     request = PlanRequest(
         model=_read_model(*model_location(typed, asked), asked.model.dtype),
-        budget=_budget_of(profile, typed, asked) if budget_is_hardwares else _budget(typed, asked, given),
+        budget=_budget_of(profile, typed, asked) if budget_is_hardwares else _budget(typed, asked),
         workloads=plan_workloads(typed.counts, asked, given, typed.experiment),
         strategies=_strategies(typed.strategies, asked, given),
         spec=asked.plan,
@@ -92,10 +92,10 @@ def _config_dtype(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _budget(typed: Typed, asked: Experiment, given: Collection[str]) -> BudgetSpec | None:
+def _budget(typed: Typed, asked: Experiment) -> BudgetSpec | None:
     """The experiment's, or that of the options."""
     without = "nothing is admitted; the memory of a --hardware profile is one"
-    return _with_own_weights(typed, asked.budget) if has_budget(typed, given, _BUDGET, without) else None
+    return _with_own_weights(typed, asked.budget) if has_budget(typed, asked, _BUDGET, without) else None
 
 
 def _budget_of(profile: HardwareProfile | None, typed: Typed, asked: Experiment) -> BudgetSpec:

@@ -11,11 +11,12 @@ from offload_eval.bounds.latency import bound_latency, check_hardware
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.option_types import Typed
 from offload_eval.cli.trace_inputs import TraceRequest, trace_request
-from offload_eval.core.experiment import Attention, StrategySpec, StreamedSpec, Workload, is_auto
+from offload_eval.core.experiment import StrategySpec, StreamedSpec, Workload, is_auto
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.trace import Trace, TracedCell
 from offload_eval.errors import ExitCode, InputError, UnableError
-from offload_eval.execution.model_loading import build_traceable, load_config
+from offload_eval.execution.attention import TraceableModels
+from offload_eval.execution.model_loading import load_config
 from offload_eval.reporting.trace_text import moved_ratio, render_traces
 from offload_eval.store.hardware_file import load_hardware
 from offload_eval.tracing.admission import trace_admission
@@ -47,8 +48,8 @@ def trace_command(
     if profile is not None:
         check_hardware(profile, request.model.dtype, [strategy.kind for strategy in request.strategies])
     torch.set_num_threads(1)
-    request, traceable = _build(request)
-    cells = list(_Tracing(request, {None: traceable}, profile).cells())
+    request, models = _build(request)
+    cells = list(_Tracing(request, models, profile).cells())
     if json_output:
         print_json(msgspec.json.encode(_document(request, cells)).decode())
         return ExitCode.DONE
@@ -58,19 +59,26 @@ def trace_command(
     return ExitCode.DONE
 
 
-def _build(request: TraceRequest) -> tuple[TraceRequest, Any]:
-    """Builds the model without data: with eager attention where nobody chose one and the model lacks sdpa."""
+def _build(request: TraceRequest) -> tuple[TraceRequest, TraceableModels]:
+    """Builds the model without data: with eager attention where nobody chose one and the model lacks sdpa.
+
+    Workloads may have other attentions; what those lack is refused when they are traced.
+    """
     config = load_config(request.model)
     if config is not config.get_text_config(decoder=True):
         request = replace(request, notes=(*request.notes, _TEXT_ALONE))
+    models = TraceableModels(request.model)
     try:
-        return request, build_traceable(request.model, config)
+        models.with_attention(None)
+        return request, models
     except InputError as error:
         if not request.attention_is_default or "attn_implementation" not in str(error):
             raise
     eager = msgspec.structs.replace(request.model, attn_implementation="eager")
     note = "This model has no sdpa attention: eager was traced, whose score matrix is counted."
-    return replace(request, model=eager, notes=(*request.notes, note)), build_traceable(eager, config)
+    models = TraceableModels(eager)
+    models.with_attention(None)
+    return replace(request, model=eager, notes=(*request.notes, note)), models
 
 
 def _check_lengths(request: TraceRequest) -> None:
@@ -88,8 +96,7 @@ def _check_lengths(request: TraceRequest) -> None:
 @dataclass(frozen=True)
 class _Tracing:
     request: TraceRequest
-    models: dict[Attention | None, Any]
-    """By the attention of a workload; None: the model's own. Those of other attentions come as they are needed."""
+    models: TraceableModels
     hardware: HardwareProfile | None
 
     def cells(self) -> Iterator[TracedCell]:
@@ -105,7 +112,7 @@ class _Tracing:
         cell = TracedCell(kind=strategy.kind, strategy=strategy.label, workload=workload.label)
         request = self.request
         try:
-            model, asked = self._model(workload), strategy
+            model, asked = self.models.with_attention(workload.attn_implementation), strategy
             if isinstance(strategy, StreamedSpec) and is_auto(strategy):
                 assert request.available_bytes is not None, "a request without a budget has no auto"
                 asked = resolve_auto(model, strategy, workload, request.available_bytes, device=request.device)
@@ -118,19 +125,12 @@ class _Tracing:
             cell = msgspec.structs.replace(cell, latency=latency)
         return self._with_admission(msgspec.structs.replace(cell, trace=trace), workload, strategy)
 
-    def _model(self, workload: Workload) -> Any:
-        attention = workload.attn_implementation
-        if attention not in self.models:
-            spec = msgspec.structs.replace(self.request.model, attn_implementation=attention)
-            self.models[attention] = build_traceable(spec, load_config(spec))
-        return self.models[attention]
-
     def _with_admission(self, cell: TracedCell, workload: Workload, strategy: StrategySpec) -> TracedCell:
         if self.request.available_bytes is None:
             return cell
         try:
             admission = trace_admission(
-                self._model(workload),
+                self.models.with_attention(workload.attn_implementation),
                 strategy,
                 workload,
                 self.request.available_bytes,

@@ -74,7 +74,7 @@ def trace_request(typed: Typed, device: str, prefill_chunk_tokens: int | None = 
         raise InputError(f"--device: {device!r} is not allowed; allowed: {', '.join(_DEVICES)}")
     asked, given = read_asked(typed, EXPERIMENT_PLACES, "trace")
     name, spec, shape = _model(typed, asked)
-    is_budgeted = has_budget(typed, given, ("runtime_gib", "reserve_gib"), "no batch is sought")
+    is_budgeted = has_budget(typed, asked, ("runtime_gib", "reserve_gib"), "no batch is sought")
     budget = asked.budget
     request = TraceRequest(
         name=name,

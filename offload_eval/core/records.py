@@ -1,6 +1,6 @@
 """What was seen and what is kept. Raw samples only: statistics are derived, never stored instead."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ SCHEMA_VERSION = 1
 Evidence = Literal["analytic", "traced", "emulated", "measured"]
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed"]
 Phase = Literal["prefill", "decode"]
+PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 Direction = Literal["h2d", "d2h"]
 
 

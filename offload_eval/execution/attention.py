@@ -37,19 +37,36 @@ def using_attention(model: Any, attention: Attention | None) -> Iterator[None]:
         model.set_attn_implementation(own)
 
 
-def build_traceable_with(spec: ModelSpec, attention: Attention | None) -> Any:
-    """Builds a model without data for a trace, with a workload's attention; None: with the model's own.
+class TraceableModels:
+    """A model without data for each attention of the workloads, built, or refused, when it is first asked for."""
 
-    Raises:
-        CellUnsupportedError: The model does not have the attention.
-    """
-    config = load_config(spec)
-    if attention is None:
-        return build_traceable(spec, config)
-    try:
-        return build_traceable(msgspec.structs.replace(spec, attn_implementation=attention), config)
-    except InputError as error:  # the model is as it should be: a workload asks for what it does not have
-        raise CellUnsupportedError(f"{attention}: {error.__cause__ or error}") from error
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._models: dict[Attention | None, Any] = {}
+        self._refusals: dict[Attention, str] = {}
+
+    def with_attention(self, attention: Attention | None) -> Any:
+        """The model with a workload's attention; None: with its own.
+
+        Raises:
+            CellUnsupportedError: The model does not have the workload's attention.
+            InputError: It does not have its own, or cannot be built at all.
+        """
+        if attention is not None and attention in self._refusals:
+            raise CellUnsupportedError(self._refusals[attention])
+        if attention not in self._models:
+            self._models[attention] = self._build(attention)
+        return self._models[attention]
+
+    def _build(self, attention: Attention | None) -> Any:
+        config = load_config(self._spec)
+        if attention is None:
+            return build_traceable(self._spec, config)
+        try:
+            return build_traceable(msgspec.structs.replace(self._spec, attn_implementation=attention), config)
+        except InputError as error:  # the model is as it should be: a workload asks for what it does not have
+            self._refusals[attention] = f"{attention}: {error.__cause__ or error}"
+            raise CellUnsupportedError(self._refusals[attention]) from error
 
 
 def attention_refusal(spec: ModelSpec, config: Any, device: DeviceName, attention: Attention | None) -> str | None:

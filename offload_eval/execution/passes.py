@@ -10,7 +10,7 @@ import torch
 from transformers import LogitsProcessor
 
 from offload_eval.core.experiment import RunSpec, compile_mode
-from offload_eval.core.records import FidelitySample, Phase, PhaseSample, TrialSample
+from offload_eval.core.records import PHASES, FidelitySample, PhaseSample, TrialSample
 from offload_eval.errors import CellUnsupportedError, UnableError
 from offload_eval.execution.compilation import count_compilations
 from offload_eval.execution.fidelity import FidelityMeter, ForcedTokens, LogitsRecorder
@@ -21,7 +21,6 @@ from offload_eval.instruments.device import Device, Link
 from offload_eval.instruments.host_memory import HostMemoryMeter
 from offload_eval.strategies.base import CacheStrategy, kv_payload_bytes
 
-PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 PROFILED_TOKENS: Final = 17
 """Sixteen decode steps: every copy of a step is seen that often."""
 

@@ -1,12 +1,11 @@
 """Everything that can be refused before a model is loaded, in one process that touches no weights."""
 
-from functools import cache
 from typing import Any
 
-from offload_eval.core.experiment import Attention, DeviceName, Experiment, StrategySpec, StreamedSpec, is_auto
+from offload_eval.core.experiment import DeviceName, Experiment, StrategySpec, StreamedSpec, is_auto
 from offload_eval.core.factors import expand_workloads
 from offload_eval.errors import InputError, UnableError
-from offload_eval.execution.attention import attention_refusal, build_traceable_with
+from offload_eval.execution.attention import TraceableModels, attention_refusal
 from offload_eval.execution.devices import accelerator_uuid, resolve_device
 from offload_eval.execution.messages import Preflight
 from offload_eval.execution.model_loading import load_config, read_model_facts
@@ -60,11 +59,7 @@ def _resolve_autos(
     experiment: Experiment, device: DeviceName, refusals: dict[_Cell, str | None]
 ) -> dict[_Cell, StrategySpec | str]:
     """What stands for each `resident_share: auto` that is not refused, or why nothing can."""
-
-    @cache
-    def model(attention: Attention | None) -> Any:
-        return build_traceable_with(experiment.model, attention)
-
+    models = TraceableModels(experiment.model)
     budget = experiment.budget
     available_bytes = budget.device_bytes - budget.runtime_bytes - budget.reserve_bytes
     answers: dict[_Cell, StrategySpec | str] = {}
@@ -74,7 +69,7 @@ def _resolve_autos(
             if refusals[cell] is None:
                 given_bytes = _TOKEN_BYTES * workload.batch_size * workload.output_tokens
                 try:
-                    traceable = model(workload.attn_implementation)
+                    traceable = models.with_attention(workload.attn_implementation)
                     answers[cell] = resolve_auto(
                         traceable, strategy, workload, available_bytes - given_bytes, device=device
                     )

@@ -64,11 +64,10 @@ def tracer_main(connection: Connection, model: ModelSpec, log_path: Path) -> Non
     become_worker(log_path)
     import torch
 
-    from offload_eval.execution.attention import build_traceable_with
+    from offload_eval.execution.attention import TraceableModels
 
     torch.set_num_threads(1)  # there is nothing to compute
-    dataless: dict[str | None, Any] = {}
-    """By the attention of a workload; None: the model's own."""
+    models = TraceableModels(model)
     while True:
         try:
             task: TraceTask = connection.recv()
@@ -76,10 +75,8 @@ def tracer_main(connection: Connection, model: ModelSpec, log_path: Path) -> Non
             return
         started_at, started = datetime.now(UTC), time.perf_counter()
         try:
-            attention = task.spec.workload.attn_implementation
-            if attention not in dataless:
-                dataless[attention] = build_traceable_with(model, attention)
-            result = _traced(task.spec, dataless[attention], started_at, started)
+            traceable = models.with_attention(task.spec.workload.attn_implementation)
+            result = _traced(task.spec, traceable, started_at, started)
         except UnableError as error:
             result = ended("unsupported", _failure(error), started_at)
         except Exception as error:  # whatever upstream raises is this trace's result, and the run goes on

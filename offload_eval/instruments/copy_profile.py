@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from offload_eval.core.records import Direction, PhaseSample, ProfiledCopies, ProfiledDirection
-from offload_eval.errors import UpstreamChangedError
+from offload_eval.errors import UnableError, UpstreamChangedError
 from offload_eval.instruments.transfers import TransferLog
 
 _CATEGORY: Final = "gpu_memcpy"
@@ -41,23 +41,45 @@ class ProfiledCopy(NamedTuple):
 
 @contextmanager
 def profile_device_copies() -> Iterator[list[ProfiledCopy]]:
-    """Records every copy between host and device; the list is filled when the context closes."""
+    """Records every copy between host and device; the list is filled when the context closes.
+
+    Raises:
+        UnableError: The records cannot be exported or read; whatever fails inside the block is raised as it is.
+    """
     copies: list[ProfiledCopy] = []
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         yield copies
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        copies += parse_trace(json.loads(path.read_text(encoding="utf-8")))
+    copies += _exported_copies(profiler)
 
 
-def parse_trace(trace: Mapping[str, Any]) -> list[ProfiledCopy]:
+def _exported_copies(profiler: torch.profiler.profile) -> list[ProfiledCopy]:
+    """Through a file: the folder may be full, the profiler may refuse, and what it writes may be no JSON."""
+    try:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            trace = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnableError(
+            f"the profiler's records cannot be read: {type(error).__name__}: {error}; free the folder for temporary "
+            "files, or set measurement.transfer_trials: 0 to go without"
+        ) from error
+    return parse_trace(trace)
+
+
+def parse_trace(trace: object) -> list[ProfiledCopy]:
     """Picks the copies between host and device out of an exported trace.
 
     Raises:
-        UpstreamChangedError: A copy's event lacks its bytes or its duration.
+        UpstreamChangedError: A copy's event lacks its bytes or its duration, or there are no events.
     """
-    events = (event for event in trace.get("traceEvents", ()) if event.get("cat") == _CATEGORY)
+    found = trace.get("traceEvents") if isinstance(trace, Mapping) else None
+    if not isinstance(found, Sequence) or not all(isinstance(event, Mapping) for event in found):
+        raise UpstreamChangedError(
+            f"torch {torch.__version__}: the profiler's trace has no list of traceEvents, which offload-eval reads; "
+            "set measurement.transfer_trials: 0 to go without, and report the version"
+        )
+    events = (event for event in found if event.get("cat") == _CATEGORY)
     return [copy for event in events if (copy := _copy_of(event)) is not None]
 
 

@@ -6,12 +6,12 @@ Nothing here initializes CUDA before a CudaDevice is made.
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from offload_eval.core.experiment import DeviceName
-from offload_eval.core.records import Evidence, PhaseSample
+from offload_eval.core.records import Evidence, Phase, PhaseSample
 from offload_eval.errors import UnableError
 from offload_eval.instruments.copy_profile import ProfiledCopy, profile_device_copies
 from offload_eval.instruments.cuda_copies import CudaCopyBench
@@ -30,7 +30,7 @@ class CudaMemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._phase: Literal["prefill", "decode"] = "prefill"
+        self._phase: Phase = "prefill"
         self._samples = {"prefill": PhaseSample(), "decode": PhaseSample()}
         self._used_bytes = 0
         self._retries_before = _num_alloc_retries(device)
@@ -53,11 +53,11 @@ class CudaMemoryMeter:
         if after is not None and self._retries_before is not None:
             self.num_alloc_retries = after - self._retries_before
 
-    def sample(self, phase: Literal["prefill", "decode"]) -> PhaseSample:
+    def sample(self, phase: Phase) -> PhaseSample:
         """The phase's peaks; all None for a phase that was not reached."""
         return self._samples[phase]
 
-    def _begin_phase(self, phase: Literal["prefill", "decode"]) -> None:
+    def _begin_phase(self, phase: Phase) -> None:
         self._phase = phase
         self._used_bytes = 0
         torch.cuda.reset_peak_memory_stats(self._device)

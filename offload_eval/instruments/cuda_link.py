@@ -188,7 +188,8 @@ class CudaLink:
         self.log.add_copy(direction, target.nbytes)
         self.log.add_pageable([self._is_pageable(host)])
         busy = self._timed(copies.stream, partial(self.log.add_busy, self.log.phase, direction))
-        with busy, torch.cuda.stream(copies.stream):
+        # The clock starts inside the stream's context: an idle stream would stand still while the host enters it.
+        with torch.cuda.stream(copies.stream), busy:
             target.copy_(source, non_blocking=True)
         return copies.track(self, target, source)
 

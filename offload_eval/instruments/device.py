@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import torch
 
 from offload_eval.core.experiment import DeviceName
-from offload_eval.core.records import Direction, Evidence, PhaseSample
+from offload_eval.core.records import Direction, Evidence, Phase, PhaseSample
 from offload_eval.instruments.copies import CopyBench
 from offload_eval.instruments.copy_profile import ProfiledCopy
 from offload_eval.instruments.transfers import TransferLog
@@ -67,7 +67,7 @@ class MemoryMeter(Protocol):
     def observe(self) -> None:
         """Looks at what has no peak counter of its own; called at every token boundary."""
 
-    def sample(self, phase: Literal["prefill", "decode"]) -> PhaseSample:
+    def sample(self, phase: Phase) -> PhaseSample:
         """The memory fields of a phase, after the context has closed; the transfer fields stay None."""
 
     num_alloc_retries: int | None
@@ -111,7 +111,7 @@ class Device(Protocol):
         """Records copies with the device's own profiler, if it has one; the list is filled at the end.
 
         Raises:
-            UnableError: At the end: the profiler's records are not what they were.
+            UnableError: At the end: the profiler's records cannot be had, or are not what they were.
         """
 
     def tier_of(self, tensor: torch.Tensor) -> Tier:

@@ -5,9 +5,9 @@ from typing import Any, Final, NamedTuple
 
 import pandas as pd
 
-from offload_eval.analysis.memory import PHASES, explain_memory
+from offload_eval.analysis.memory import explain_memory
 from offload_eval.core.judgement import PhaseMemory
-from offload_eval.core.records import Evidence, RunRecord
+from offload_eval.core.records import PHASES, Evidence, RunRecord
 from offload_eval.reporting.display import byte_scale, show_bytes, show_count
 from offload_eval.reporting.markdown import paragraph, render_table, section
 from offload_eval.reporting.tables import COUNT, TEXT, typed_frame

@@ -250,10 +250,10 @@ METHODS: Final = (
     Method(
         "exposed by difference",
         RUN,
-        "median over steps of (latency of the step - the reference's at the same length)",
-        "In prefill the difference of the TTFTs. The reference is named in the table: of streamed the cell with every "
-        "layer resident and the same host dtype where there is one, else the baseline. It has the strategy's own "
-        "computing in it, and may be negative.",
+        "mean over steps of (latency of the step - the reference's at the same length)",
+        "In prefill the difference of the TTFTs. The reference is named in the table: of streamed a cell with every "
+        "layer resident where there is one, else the baseline. It has the strategy's own computing in it, as "
+        "dequantizing is, and may be negative.",
     ),
     Method(
         "hidden",

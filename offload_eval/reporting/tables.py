@@ -25,7 +25,7 @@ from offload_eval.analysis.statistics import (
     tpot_s,
 )
 from offload_eval.core.experiment import compile_mode, content_hash
-from offload_eval.core.records import PhaseSample, RunRecord, TrialSample
+from offload_eval.core.records import PHASES, PhaseSample, RunRecord, TrialSample
 from offload_eval.reporting.warmup_table import first_use_s
 
 TEXT: Final = "string"
@@ -93,7 +93,7 @@ TRIAL_COLUMNS: Final[dict[str, str]] = {
     **dict.fromkeys(("workload", "strategy", "evidence", "run_id"), TEXT),
     "trial": COUNT,
     **_TRIAL_FIELDS,
-    **{f"{phase}_{name}": kind for phase in ("prefill", "decode") for name, kind in _PHASE_FIELDS.items()},
+    **{f"{phase}_{name}": kind for phase in PHASES for name, kind in _PHASE_FIELDS.items()},
     "tpot_s": REAL,
     "tokens_per_s": REAL,
     "inter_token_latencies_s": TEXT,

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from offload_eval.core.experiment import ModelSpec
 from offload_eval.core.latency import PhaseLatency
+from offload_eval.core.records import PHASES
 from offload_eval.core.trace import PhaseTrace, Trace, TracedCell
 from offload_eval.units import format_bytes, format_duration
 
@@ -103,7 +104,7 @@ def _peaks(cell: TracedCell, trace: Trace) -> Iterator[RenderableType]:
     highest = trace.highest_step
     yield Text(f"{cell.strategy}: the largest at the peak of prefill, and of decode (step {highest.step:,})")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for phase in ("prefill", "decode"):
+    for phase in PHASES:
         table.add_column(phase, overflow="fold")
         table.add_column("bytes", justify="right", no_wrap=True)
     for number in range(CONTRIBUTORS_SHOWN):

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import pandas as pd
 
-from offload_eval.analysis.transfers import PHASES, explain_transfers
+from offload_eval.analysis.transfers import explain_transfers
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import LinkUse, PhaseTransfer
-from offload_eval.core.records import Phase, RunRecord
+from offload_eval.core.records import PHASES, Phase, RunRecord
 from offload_eval.reporting.display import show_count, show_ms, show_number, show_text
 from offload_eval.reporting.markdown import bullets, section
 from offload_eval.reporting.strategy_tables import Column, filled_columns, frame_table, row_names

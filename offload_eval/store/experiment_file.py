@@ -5,7 +5,7 @@ An experiment file is YAML with the fields of `Experiment`. Every field that end
 that the file is in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from offload_eval.core.experiment import Experiment
 from offload_eval.store.conversion import convert_strict
 from offload_eval.store.experiment_checks import check_arithmetic, check_experiment
 from offload_eval.store.experiment_paths import resolve_paths
-from offload_eval.store.origin import Origin, Override
+from offload_eval.store.origin import KeyPath, Origin, Override
 from offload_eval.store.overrides import apply_overrides, parse_override
 from offload_eval.store.strict_yaml import INT_MAX, dump_yaml, read_yaml_file
 
@@ -62,19 +62,20 @@ def load_for_plan(path: Path, overrides: Sequence[str], options: Sequence[Overri
     changes = [parse_override(text, path) for text in overrides]
     origin = Origin(file=path, overrides=[*changes, *options])
     tree = read_yaml_file(path)
-    given = {*(tree if isinstance(tree, dict) else ()), *(str(change.path[0]) for change in changes)}
-    experiment = build_for_plan(tree, origin)
+    given = {*(tree if isinstance(tree, dict) else ()), *(str(each.path[0]) for each in changes if _states(each.path))}
+    experiment = build_for_plan(tree, origin, given)
     return resolve_paths(experiment, origin) if "model" in given else experiment, given
 
 
-def build_for_plan(tree: object, origin: Origin) -> Experiment:
-    """As `load_for_plan`, from plain values; paths are left as they are.
+def build_for_plan(tree: object, origin: Origin, given: Collection[str] = ()) -> Experiment:
+    """As `load_for_plan`, from plain values; paths are left as they are, and sections that are given are not filled.
 
     Raises:
         InputError: The first thing wrong.
     """
     if isinstance(tree, dict):
-        tree = apply_overrides(_FILLINGS | tree, origin.overrides)
+        fillings = {name: filling for name, filling in _FILLINGS.items() if name not in given}
+        tree = apply_overrides(fillings | tree, origin.overrides)
     experiment = convert_strict(tree, Experiment, origin)
     for where, problem in check_arithmetic(experiment):
         raise origin.refusal(where, problem)
@@ -95,6 +96,13 @@ _FILLINGS: Final[dict[str, object]] = {
     "strategies": [{"kind": "dynamic"}],
 }
 """Sections that a file for `plan` may leave out."""
+_DECIDES: Final = {"model": ("source", "config"), "budget": ("device_bytes",)}
+"""Values of a section without which the others do not make one."""
+
+
+def _states(path: KeyPath) -> bool:
+    """Whether an override of this path gives a section that the file lacks, so that no filling may stand in it."""
+    return len(path) == 1 or path[0] not in _DECIDES or path[1] in _DECIDES[path[0]]
 
 
 def load_resolved_experiment(path: Path) -> Experiment:

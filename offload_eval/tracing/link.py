@@ -19,9 +19,10 @@ class CopyAccount:
         self._copies: Counter[Direction] = Counter()
 
     def add(self, direction: Direction, num_bytes: int) -> None:
-        """Counts one copy."""
-        self._bytes[direction] += num_bytes
-        self._copies[direction] += 1
+        """Counts one copy; one of nothing is none, as in a run's account."""
+        if num_bytes:
+            self._bytes[direction] += num_bytes
+            self._copies[direction] += 1
 
     def counts(self) -> dict[str, int]:
         """The counts, under the names of `PhaseTrace`."""
