@@ -95,7 +95,10 @@ def needed_figure(hardware: HardwareProfile, name: str, figure: SourcedValue | N
         InputError: It is not stated.
     """
     if figure is None:
-        raise InputError(f"hardware {hardware.name}: {name} is needed and not stated; give a profile that states it")
+        raise InputError(
+            f"hardware {hardware.name}: {name} is needed and not stated; give a profile that states it, or fill "
+            "it in from a card's with offload-eval link --out FILE --hardware NAME"
+        )
     return float(figure.value)
 
 

@@ -265,13 +265,16 @@ def _streamed(layers: CachedLayers, lengths: Lengths, strategy: StrategySpec) ->
         h2d_bytes=np.where(moves & (streamed > slots), (tokens - 1) * streamed * host_row_bytes, 0),
         d2h_bytes=np.where(moves, streamed * host_row_bytes, 0),
         assumptions=(
-            f"{slots} scratch layers are on the device; only new tokens are written back.",
+            f"{slots} slots of scratch are on the device, {_SLOT_WORDS[working]}; only new tokens are written back.",
             *_streamed_assumptions(strategy, resident),
             *(others if layers.others else ()),
             *_other_layers(layers),
         ),
         source="offload_eval.strategies.streamed",
     )
+
+
+_SLOT_WORDS: Final = ("a layer each", "a layer's codes each, and one layer of unquantized rows")
 
 
 def _resident_of_a_share(strategy: StreamedSpec, num_layers: int) -> int:

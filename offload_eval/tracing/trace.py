@@ -10,12 +10,14 @@ import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from offload_eval.core.experiment import DeviceName, QuantizedSpec, StrategySpec, Workload, compile_mode
+from offload_eval.bounds.host_rows import num_resident
+from offload_eval.core.experiment import DeviceName, QuantizedSpec, StrategySpec, StreamedSpec, Workload, compile_mode
 from offload_eval.core.trace import PhaseTrace, StepTrace, Trace
 from offload_eval.errors import UnableError
 from offload_eval.generation import TokenClock, generate
 from offload_eval.strategies.base import kv_payload_bytes
 from offload_eval.strategies.registry import load_strategy
+from offload_eval.strategies.streamed import num_streamable
 from offload_eval.tracing.attention import attention_assumptions, attention_name, attention_refusal
 from offload_eval.tracing.dataless_model import without_data
 from offload_eval.tracing.known_values import assume_ones
@@ -111,6 +113,10 @@ class _Tracing:
             self.assumptions.append(HOST_ASSUMPTION)
         if self.strategy.uses_link and workload.output_tokens == 2:
             self.assumptions.append(ONLY_STEP)
+        if isinstance(strategy, StreamedSpec) and strategy.resident_share is not None:
+            layers = num_streamable(model.config)
+            resident = num_resident(strategy, layers, layer_bytes=1)  # a share does not ask
+            self.assumptions.append(f"{strategy.label}: {resident} of {layers} full-attention layers are resident.")
         if compile_mode(strategy) is not None:
             self.assumptions.append(COMPILED_ASSUMPTION)
         if self.backend == "hqq":
