@@ -89,10 +89,15 @@ if [[ -n $prepare ]]; then
 fi
 
 out=$(absolute "${out:-$root/runs/device_check-$(date -u +%Y%m%dT%H%M%SZ)}")
-mkdir -p -- "$out"
-[[ -z $(ls -A -- "$out") ]] || die 2 "--out $out: is not empty, and nothing is overwritten; give another folder"
-archive=$(absolute "${archive:-$out/device_check.tar.gz}")
-[[ -d $(dirname -- "$archive") ]] || die 2 "--archive $archive: its folder does not exist"
+[[ ! -e $out || -d $out ]] || die 2 "--out $out: is a file; give a folder"
+[[ ! -d $out || -z $(ls -A -- "$out") ]] ||
+  die 2 "--out $out: is not empty, and nothing is overwritten; give another folder"
+if [[ -n $archive ]]; then
+  archive=$(absolute "$archive")
+  [[ -d $(dirname -- "$archive") ]] || die 2 "--archive $archive: its folder does not exist"
+  [[ ! -e $archive ]] || die 2 "--archive $archive: exists, and nothing is overwritten; give another name"
+fi
+archive=${archive:-$out/device_check.tar.gz}
 
 temporary=$(mktemp -d)
 trap 'rm -rf -- "$temporary"' EXIT
@@ -127,6 +132,7 @@ case "$device" in
 esac
 experiment=$(absolute "$experiment")
 [[ -f $experiment ]] || die 2 "--experiment $experiment: no such file"
+mkdir -p -- "$out" 2>/dev/null || die 2 "--out $out: cannot be made"
 
 failed=0
 summarize() { # words of one line
@@ -147,6 +153,7 @@ step() { # name, most seconds, file for stdout, command...
   if ((left_s < LEAST_STEP_S)); then
     failed=1
     summarize "$name: skipped: $left_s s of --limit-s $limit_s are left"
+    pack || true
     return
   fi
   printf '\n== %s\n' "$name"
@@ -175,8 +182,12 @@ measure() { # name, most seconds, options of run...
 
 step doctor 60 "$out/doctor.log" "$python" -m offload_eval doctor
 step contract 120 "$out/contract.log" "$python" -m pytest -q -p no:cacheprovider "${tests[@]}"
-step link 60 "$out/link.json" \
-  "$python" -m offload_eval link --device "$device" --most-mib "$most_mib" --repeats 5 --json --out "$out/link.yaml"
+# Memory bandwidth and peaks are not measured: they come from the card's data sheet, where the card is known.
+card=()
+[[ $device != cuda ]] || [[ $("$python" -c 'import torch; print(torch.cuda.get_device_name())') != *H200* ]] ||
+  card=(--hardware h200-sxm)
+step link 60 "$out/link.json" "$python" -m offload_eval link --device "$device" --most-mib "$most_mib" --repeats 5 \
+  --json --out "$out/link.yaml" "${card[@]}"
 against=()
 [[ ! -f $out/link.yaml ]] || against=(--set "hardware=$out/link.yaml")
 measure run 290 "${against[@]}"

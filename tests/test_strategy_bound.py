@@ -232,11 +232,11 @@ def test_a_share_is_rounded_down_to_whole_layers(share: float, resident: int):
 
 
 def test_resident_bytes_hold_whole_layers_of_the_batch():
-    """Two sessions: 797,184 bytes a layer, so 4 MB hold five; however many sessions come, they take at most 4 MB."""
+    """Two sessions: 797,184 bytes a layer, so 4 MB hold five; the most sessions fit where they hold none."""
     card = bound(StreamedSpec(resident_bytes=4_000_000), batch_size=2)
     assert card.kv_device_bytes_per_session == (5 + 3) * 519 * 768
     assert card.kv_host_bytes_per_session == 25 * 519 * 768
-    assert card.sessions == (536_870_912 - 269_030_272 - 1024 - 4_000_000) // (3 * 519 * 768)
+    assert card.sessions == (536_870_912 - 269_030_272 - 1024) // (3 * 519 * 768)
 
 
 @pytest.mark.parametrize(("host_dtype", "head_bytes"), [("fp8", 64 + 2), ("int8", 64 + 4), ("int4", 32 + 4)])

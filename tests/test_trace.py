@@ -254,12 +254,18 @@ def test_the_last_step_is_reached_without_the_steps_before_it(model_type: str, s
         ("llama", StaticSpec(), 9, 0),
         ("llama", StaticSpec(), 3, 24),
         ("mixtral", DynamicSpec(), 3, 0),
+        ("deepseek_v3", DynamicSpec(), 2, 0),
+        ("deepseek_v3", StreamedSpec(prefetch_layers=1), 2, 0),
+        ("llama", StreamedSpec(prefetch_layers=1, host_dtype="int4"), 2, 0),
     ],
 )
 def test_chunked_prefill_is_exact_and_its_middle_may_be_skipped(
     model_type: str, strategy: StrategySpec, chunk_tokens: int, spare_bytes: int
 ):
-    """27 tokens in chunks of 3 are 9; a static cache whose start was skipped has three scalars more."""
+    """27 tokens in chunks of 3 are 9, and in chunks of 2 the last one is short.
+
+    A static cache whose start was skipped has three scalars more.
+    """
     real, dataless = (build(model_type, MODELS[model_type], with_data=with_data) for with_data in (True, False))
     work = workload(2, prompt_tokens=27, chunk_tokens=chunk_tokens)
     seen = run_tracked(real, strategy, work)
@@ -679,7 +685,7 @@ def test_the_device_peak_is_resident_layers_the_ring_and_one_step(host_dtype: An
     """Whatever the share, what is left after the buffers is the same step, in the trace and in a run, to the byte."""
     sizes = MODELS["llama"] | {"num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}
     real, dataless = (build("llama", sizes, with_data=with_data) for with_data in (True, False))
-    work = workload(4)
+    work = workload(4, prompt_tokens=48)
     layer_bytes = LLAMA_TOKEN_BYTES * work.cached_tokens
     heads = BATCH * 2  # of keys and of values alike, 12 values each
     host_layer_bytes = 2 * heads * (6 + 2 * 2) * work.cached_tokens

@@ -259,7 +259,6 @@ def _streamed(layers: CachedLayers, lengths: Lengths, strategy: StrategySpec) ->
     return SessionCard(
         device_bytes=scratch_bytes + layers.held_bytes(layers.others, tokens),
         device_peak_bytes=scratch_bytes + layers.peak_bytes(layers.others, lengths),
-        device_fixed_bytes=strategy.resident_bytes or 0,
         host_bytes=streamed * tokens * host_row_bytes,
         host_buffers=(HostBuffers(count=streamed, bytes=tokens * host_row_bytes),) if streamed else (),
         h2d_bytes=np.where(moves & (streamed > slots), (tokens - 1) * streamed * host_row_bytes, 0),
@@ -290,7 +289,7 @@ def _streamed_assumptions(strategy: StreamedSpec, resident: int) -> Iterator[str
     if strategy.resident_share == "auto":
         yield "auto keeps resident what room a trace finds; here no layer is, so that the most sessions fit."
     if strategy.resident_bytes is not None:
-        yield "resident_bytes are counted as taken in full; host memory and transfers as if no layer were resident."
+        yield "What resident_bytes hold depends on the batch: no layer is counted as resident, so that the most fit."
     if strategy.host_dtype != "native":
         yield f"{strategy.host_dtype} rows with their scales cross the link; one layer is read back at a time."
 

@@ -66,18 +66,18 @@ def link_command(
     torch.set_num_threads(1)
     chosen = open_device(name, CpuSpec())
     calibration = _calibrate(chosen, most_mib, repeats)
+    fits = fit_link(calibration.series)
+    console = result_console()
+    if json_output:
+        print_json(msgspec.json.encode(_document(calibration, fits, out)).decode())
+    else:
+        for part in render_link(calibration, fits):
+            console.print(part, highlight=False)
     if out is not None:
         profile = calibrated_profile(calibration, documented)
         with out.open("x", encoding="utf-8") as file:
             file.write(dump_hardware(profile))
-    fits = fit_link(calibration.series)
-    if json_output:
-        print_json(msgspec.json.encode(_document(calibration, fits, out)).decode())
-        return ExitCode.DONE
-    console = result_console()
-    for part in render_link(calibration, fits):
-        console.print(part, highlight=False)
-    if out is not None:
+    if out is not None and not json_output:
         console.print(f"hardware profile: {out}", markup=False, highlight=False, soft_wrap=True)
     return ExitCode.DONE
 
@@ -98,6 +98,11 @@ def _check_writable(out: Path) -> None:
         raise InputError(f"--out {out}: exists, and nothing is overwritten; give another name, or remove it")
     if not out.parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.parent}; make it, or give another one")
+    try:
+        out.open("x").close()
+        out.unlink()
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written: {error.strerror}; give another name or folder") from error
 
 
 def _calibrate(device: Device, most_mib: int | None, repeats: int) -> LinkCalibration:

@@ -155,11 +155,18 @@ class RunDirectory:
             InputError: hardware.yaml is no profile.
         """
         path = self.path / HARDWARE_NAME
+        if self.experiment.hardware is not None and not path.exists():
+            raise InputError(
+                f"{path}: is missing, and the run was held against it; `run --resume` with the experiment brings it "
+                "back"
+            )
         return load_hardware(path) if path.exists() else None
 
     def keep_hardware(self, profile: HardwareProfile) -> None:
         """Writes the profile that the run is held against; another one that is there is kept under a numbered name."""
         path, text = self.path / HARDWARE_NAME, dump_hardware(profile)
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: not a regular file; remove it, and run again")
         if not path.exists():
             _write_new(path, text)
         elif path.read_text(encoding="utf-8") != text:

@@ -14,13 +14,14 @@ from offload_eval.core.trace import PhaseTrace
 MOST_STEPS: Final = 4
 """Generations with no more decode steps are traced in full."""
 EARLY_CHUNKS: Final = 3
-LATE_CHUNKS: Final = 2
+LATE_CHUNKS: Final = 3
 MOST_CHUNKS: Final = EARLY_CHUNKS + LATE_CHUNKS + 1
-"""Prompts with no more chunks are traced in full. Otherwise one ordinary chunk goes uncounted before the late ones, so
-that no window is left over from the many tokens that were skipped at once."""
+"""Prompts with no more chunks are traced in full. Otherwise one ordinary chunk goes uncounted before the late ones,
+so that no window is left over from the many tokens that were skipped at once; the last full chunk comes after one whose
+output is still held."""
 SKIPPED_STEPS: Final = "Of {steps:,} decode steps, {traced} were traced, each in a cache filled up to it at once."
 SKIPPED_CHUNKS: Final = (
-    "Of {chunks:,} prefill chunks, the first three and the last two were traced; bytes moved, FLOPs and bytes touched "
+    "Of {chunks:,} prefill chunks, the first three and the last three were traced; bytes moved, FLOPs and bytes touched "
     "of those between are taken to change linearly, and their peak to be no higher."
 )
 
@@ -51,11 +52,11 @@ def pieces_before(step: int, workload: Workload, residual_length: int | None) ->
 
 
 def sum_of_chunks(early: Sequence[dict[str, int]], late: Sequence[dict[str, int]], num_chunks: int) -> dict[str, int]:
-    """Counts over all chunks of a prefill, of which the first three and the last two are known.
+    """Counts over all chunks of a prefill, of which the first three and the last three are known.
 
     Args:
         early: Counts of the first three.
-        late: Counts of the last two.
+        late: Counts of the last three: of the first of them, and of the others together.
         num_chunks: Of the whole prefill.
     """
     between = num_chunks - EARLY_CHUNKS - LATE_CHUNKS
