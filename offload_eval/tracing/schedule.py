@@ -17,12 +17,12 @@ EARLY_CHUNKS: Final = 3
 LATE_CHUNKS: Final = 3
 MOST_CHUNKS: Final = EARLY_CHUNKS + LATE_CHUNKS + 1
 """Prompts with no more chunks are traced in full. Otherwise one ordinary chunk goes uncounted before the late ones,
-so that no window is left over from the many tokens that were skipped at once; the last full chunk comes after one whose
-output is still held."""
+so that no window is left over from the many tokens that were skipped at once. The last full chunk is traced after one
+whose output is still held."""
 SKIPPED_STEPS: Final = "Of {steps:,} decode steps, {traced} were traced, each in a cache filled up to it at once."
 SKIPPED_CHUNKS: Final = (
-    "Of {chunks:,} prefill chunks, the first three and the last three were traced; bytes moved, FLOPs and bytes touched "
-    "of those between are taken to change linearly, and their peak to be no higher."
+    "Of {chunks:,} prefill chunks, the first and the last three were traced; bytes moved, FLOPs and bytes touched of "
+    "those between are taken to change linearly, and their peak to be no higher."
 )
 
 
