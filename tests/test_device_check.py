@@ -96,6 +96,28 @@ esac
     return str(path)
 
 
+def test_what_is_there_is_not_overwritten(tmp_path: Path):
+    """Nor is a folder made for a check that is refused."""
+    archive = tmp_path / "kept.tar.gz"
+    archive.write_text("kept")
+    for there in (archive, tmp_path):
+        done = check("--device", "cpu", "--out", str(tmp_path / "new"), "--archive", str(there))
+        assert done.returncode == 2
+        assert "nothing is overwritten" in done.stderr
+    done = check("--device", "cpu", "--out", str(archive))
+    assert (done.returncode, archive.read_text()) == (2, "kept")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_check_without_time_says_so_in_its_archive_too(tmp_path: Path):
+    done = check("--device", "cpu", "--out", str(tmp_path / "out"), "--limit-s", "1")
+    assert done.returncode == 1
+    with tarfile.open(tmp_path / "out" / "device_check.tar.gz") as archive:
+        summary = archive.extractfile("./summary.txt")
+        assert summary is not None
+        assert summary.read().decode().count("skipped") == len(STEPS)
+
+
 @pytest.mark.parametrize(("failing", "step"), [("doctor", "doctor"), ("-q", "contract"), ("link", "link")])
 def test_a_step_that_fails_costs_no_later_one(tmp_path: Path, planted_python: str, failing: str, step: str):
     done = check(

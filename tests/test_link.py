@@ -447,6 +447,19 @@ class TestCommand:
         assert (result.exit_code, path.read_text()) == (2, "kept")
         assert "exists, and nothing is overwritten" in result.stderr
 
+    def test_a_place_that_cannot_be_written_is_refused_before_anything_is_timed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        timed: list[Any] = []
+        monkeypatch.setattr("offload_eval.cli.link.measure_link", lambda *_: timed.append(1))
+        (tmp_path / "dangling.yaml").symlink_to(tmp_path / "nowhere" / "x.yaml")
+        for name in ("dangling.yaml", f"{'x' * 300}.yaml"):
+            result = invoke(*QUICK, "--out", str(tmp_path / name))
+            assert result.exit_code == 2
+            assert "cannot be written" in result.stderr
+        assert not timed
+        assert not list(tmp_path.glob("x*"))
+
     @pytest.mark.parametrize(
         ("arguments", "fragment"),
         [

@@ -46,6 +46,11 @@ def test_a_run_keeps_its_profile_and_reports_against_it(tiny_experiment: WriteEx
     assert list(table["phase"]) == ["prefill", "decode"]
     assert list(table["strategy"].unique()) == ["streamed"]
     assert list(table["h2d_calibrated_bytes_per_s"]) == [1e6, 1e6]
+    (tmp_path / "run" / "hardware.yaml").unlink()
+    code, _, errors = call("report", tmp_path / "run")
+    assert code == 2
+    assert "hardware.yaml: is missing" in errors
+    assert "--resume" in errors
     records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
     assert all("hardware" not in record["spec"] for record in records), "it decides no result"
 
@@ -79,6 +84,12 @@ def test_another_profile_takes_its_place_and_the_first_is_kept(tmp_path: Path) -
     kept = sorted(file.name for file in (tmp_path / "run").glob("hardware*"))
     assert kept == ["hardware.1.yaml", "hardware.yaml"]
     assert load_hardware(tmp_path / "run" / "hardware.1.yaml") == profile_of(1e6)
+    (tmp_path / "run" / "hardware.yaml").rename(tmp_path / "kept.yaml")
+    (tmp_path / "run" / "hardware.yaml").mkdir()
+    with RunDirectory.resume(tmp_path / "run", make_experiment(), make_machine()) as directory:
+        with pytest.raises(InputError, match="not a regular file"):
+            directory.keep_hardware(profile_of(3e6))
+    (tmp_path / "run" / "hardware.yaml").rmdir()
     (tmp_path / "run" / "hardware.yaml").write_text("name: 3")
     with pytest.raises(InputError, match=r"hardware\.yaml"):
         _ = RunDirectory.read(tmp_path / "run").hardware
