@@ -86,9 +86,11 @@ def test_another_profile_takes_its_place_and_the_first_is_kept(tmp_path: Path) -
     assert load_hardware(tmp_path / "run" / "hardware.1.yaml") == profile_of(1e6)
     (tmp_path / "run" / "hardware.yaml").rename(tmp_path / "kept.yaml")
     (tmp_path / "run" / "hardware.yaml").mkdir()
-    with RunDirectory.resume(tmp_path / "run", make_experiment(), make_machine()) as directory:
-        with pytest.raises(InputError, match="not a regular file"):
-            directory.keep_hardware(profile_of(3e6))
+    with (
+        RunDirectory.resume(tmp_path / "run", make_experiment(), make_machine()) as directory,
+        pytest.raises(InputError, match="not a regular file"),
+    ):
+        directory.keep_hardware(profile_of(3e6))
     (tmp_path / "run" / "hardware.yaml").rmdir()
     (tmp_path / "run" / "hardware.yaml").write_text("name: 3")
     with pytest.raises(InputError, match=r"hardware\.yaml"):
