@@ -94,11 +94,11 @@ def _check_writable(out: Path) -> None:
     """Before anything is timed."""
     if out.suffix not in (".yaml", ".yml"):
         raise InputError(f"--out {out}: is no YAML file's name; allowed: a name that ends in .yaml")
-    if out.exists():
-        raise InputError(f"--out {out}: exists, and nothing is overwritten; give another name, or remove it")
-    if not out.parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.parent}; make it, or give another one")
     try:
+        if out.exists():
+            raise InputError(f"--out {out}: exists, and nothing is overwritten; give another name, or remove it")
+        if not out.parent.is_dir():
+            raise InputError(f"--out {out}: there is no folder {out.parent}; make it, or give another one")
         out.open("x").close()
         out.unlink()
     except OSError as error:

@@ -137,7 +137,7 @@ class ScratchRing:
         rows.length_tokens = end
         self._read_outs[slot] = rows.append
         self._visit += 1
-        for ahead in range(self._visit, self._visit + self._spec.prefetch_layers):
+        for ahead in range(self._visit, self._visit + min(self._spec.prefetch_layers, self.num_slots)):
             self._fetch(ahead)
 
     def _fetch(self, visit: int) -> None:
