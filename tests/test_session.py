@@ -943,6 +943,10 @@ class TestAuto:
         )
         assert budget_bytes - 16 * 2 * 32 * 4 * 47 < peak_bytes <= budget_bytes
         assert all(each["fidelity"]["bit_equal"] for each in records if each["evidence"] == "emulated")
+        planned = invoke(experiment, "--dry-run")
+        words = "by trace, the budget leaves room for {} of the full-attention layers"
+        assert f"short / streamed-ahead1-residentauto: {words.format('100%')}" in planned.output
+        assert f"long / streamed-ahead1-residentauto: {words.format('0%')}" in planned.output
         lines = complete_lines(tmp_path / "run")
         again = invoke(experiment, "--out", tmp_path / "run", "--resume")
         assert again.exit_code == 0, again.output

@@ -13,7 +13,7 @@ from offload_eval.bounds.strategy_bound import cell_bound
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.progress import open_progress
 from offload_eval.cli.report import show_report
-from offload_eval.core.experiment import BudgetSpec, Experiment, RunSpec, content_hash
+from offload_eval.core.experiment import BudgetSpec, Experiment, RunSpec, StreamedSpec, content_hash
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Bound
 from offload_eval.errors import ExitCode, InputError
@@ -149,6 +149,12 @@ def _cells_table(cells: list[RunSpec], bounds: list[Bound | None], checked: Pref
 def _notes(checked: Preflight, budget: BudgetSpec) -> list[str]:
     refused = [(cell, refusal) for cell, refusal in checked.refusals.items() if refusal]
     notes = [f"{workload} / {strategy}: unsupported: {refusal}" for (workload, strategy), refusal in refused]
+    notes += [
+        f"{workload} / {strategy}: by trace, the budget leaves room for {resolved.resident_share:.0%} of the "
+        "full-attention layers"
+        for (workload, strategy), resolved in checked.resolved.items()
+        if isinstance(resolved, StreamedSpec) and isinstance(resolved.resident_share, float)
+    ]
     weights_bytes = budget.weights_bytes or checked.model.weights_bytes
     if weights_bytes >= budget.device_bytes:
         sizes = f"{format_bytes(weights_bytes)} of {format_bytes(budget.device_bytes)}"
