@@ -10,8 +10,6 @@ from offload_eval.core.judgement import PhaseMemory
 from offload_eval.core.records import PHASES, Phase, PhaseSample, RunRecord
 from offload_eval.core.trace import KV_CACHE, PhaseTrace, StepTrace, Trace
 
-TOKEN_BYTES: Final = 8
-"""Of a token's number: an int64."""
 _WEIGHTS: Final = "weights"
 
 
@@ -118,8 +116,7 @@ def _given_bytes(run: RunRecord) -> int | None:
     """The baseline's tokens, which a run has on the device and a trace has not."""
     if run.conditions.forced_tokens is None:
         return None
-    workload = run.spec.workload
-    return workload.batch_size * workload.output_tokens * TOKEN_BYTES if run.conditions.forced_tokens else 0
+    return run.spec.workload.forced_tokens_bytes if run.conditions.forced_tokens else 0
 
 
 def _sum(*sizes: int | None) -> int | None:

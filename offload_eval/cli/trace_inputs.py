@@ -82,7 +82,7 @@ def trace_request(typed: Typed, device: str, prefill_chunk_tokens: int | None = 
         shape=shape,
         workloads=_workloads(typed, asked, given, prefill_chunk_tokens),
         strategies=_strategies(typed.strategies, asked, given),
-        available_bytes=budget.device_bytes - budget.runtime_bytes - budget.reserve_bytes if is_budgeted else None,
+        available_bytes=budget.available_bytes if is_budgeted else None,
         device=_DEVICES[device],
         attention_is_default="attn" not in options and (typed.model is not None or "model" not in given),
         notes=(_ONE_DEVICE,) if asked.plan.partition != PartitionSpec() else (),

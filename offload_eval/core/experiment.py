@@ -54,6 +54,11 @@ class BudgetSpec(Strict, frozen=True, kw_only=True):
     enforce: bool = False
     """Cap the run's allocations at `device_bytes - runtime_bytes`, so that a cell can run out of memory."""
 
+    @property
+    def available_bytes(self) -> int:
+        """What weights, cache and activations may take."""
+        return self.device_bytes - self.runtime_bytes - self.reserve_bytes
+
 
 class PydocPrompt(Strict, frozen=True, kw_only=True, tag_field="kind", tag="pydoc"):
     """English text that every Python carries: the standard library's pydoc topics."""
@@ -109,6 +114,11 @@ class Workload(Strict, frozen=True, kw_only=True):
     def cached_tokens(self) -> int:
         """Tokens a session holds in its cache when generation ends; the last one is never cached."""
         return self.prompt_tokens + self.output_tokens - 1
+
+    @property
+    def forced_tokens_bytes(self) -> int:
+        """The baseline's tokens, an int64 each, which a run has on the device and a trace has not."""
+        return self.batch_size * self.output_tokens * 8
 
 
 class FactorsSpec(Strict, frozen=True, kw_only=True):

@@ -49,8 +49,6 @@ def run_preflight(experiment: Experiment) -> Preflight:
     )
 
 
-_TOKEN_BYTES = 8
-"""Of the baseline's tokens, which a run is given and a trace is not."""
 _Cell = tuple[str, str]
 """Labels of a workload and a strategy."""
 
@@ -60,19 +58,15 @@ def _resolve_autos(
 ) -> dict[_Cell, StrategySpec | str]:
     """What stands for each `resident_share: auto` that is not refused, or why nothing can."""
     models = TraceableModels(experiment.model)
-    budget = experiment.budget
-    available_bytes = budget.device_bytes - budget.runtime_bytes - budget.reserve_bytes
     answers: dict[_Cell, StrategySpec | str] = {}
     for strategy in (each for each in experiment.strategies if isinstance(each, StreamedSpec) and is_auto(each)):
         for workload in expand_workloads(experiment):
             cell = (workload.label, strategy.label)
             if refusals[cell] is None:
-                given_bytes = _TOKEN_BYTES * workload.batch_size * workload.output_tokens
+                room_bytes = experiment.budget.available_bytes - workload.forced_tokens_bytes
                 try:
                     traceable = models.with_attention(workload.attn_implementation)
-                    answers[cell] = resolve_auto(
-                        traceable, strategy, workload, available_bytes - given_bytes, device=device
-                    )
+                    answers[cell] = resolve_auto(traceable, strategy, workload, room_bytes, device=device)
                 except UnableError as error:
                     answers[cell] = f"resident_share: auto is resolved by a trace, and there is none: {error}"
     return answers

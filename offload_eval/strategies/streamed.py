@@ -43,20 +43,21 @@ class Streamed:
     def build_cache(self, config: Any, link: Link, capacity_tokens: int) -> Any:
         """Upstream's own cache, with every full-attention layer replaced by one that is streamed or resident."""
         layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
-        num_layers = num_streamable(config)
+        num_layers = sum(map(_is_streamable, layers))
         placement = Placement(link, self.spec, num_layers, capacity_tokens)
         indices = iter(range(num_layers))
         return Cache(
-            layers=[
-                StreamedLayer(placement, next(indices)) if type(layer) is DynamicLayer else layer for layer in layers
-            ]
+            layers=[StreamedLayer(placement, next(indices)) if _is_streamable(layer) else layer for layer in layers]
         )
 
 
 def num_streamable(config: Any) -> int:
     """Layers of full attention: those that can be streamed."""
-    layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
-    return sum(type(layer) is DynamicLayer for layer in layers)
+    return sum(map(_is_streamable, DynamicCache(config=config.get_text_config(decoder=True)).layers))
+
+
+def _is_streamable(layer: Any) -> bool:
+    return type(layer) is DynamicLayer
 
 
 class Placement:
