@@ -15,11 +15,9 @@ from offload_eval.core.experiment import (
     MeasurementPlan,
     ModelSpec,
     QuantizedSpec,
-    RunSpec,
     StrategySpec,
     StreamedSpec,
     Workload,
-    content_hash,
 )
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import (
@@ -31,6 +29,7 @@ from offload_eval.core.records import (
     TrialSample,
     record_id,
 )
+from offload_eval.core.run_spec import RunSpec, content_hash
 from offload_eval.core.shape import LayerGroup, ModelFacts, ModelShape
 from offload_eval.core.trace import Contributor, PhaseTrace, StepTrace, Trace
 

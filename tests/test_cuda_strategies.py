@@ -16,12 +16,12 @@ from offload_eval.core.experiment import (
     OffloadedSpec,
     QuantizedSpec,
     RandomPrompt,
-    RunSpec,
     StrategySpec,
     StreamedSpec,
     Workload,
 )
 from offload_eval.core.records import Conditions
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.execution.cell import measure_cell, record_reference
 from offload_eval.execution.reference import ReferenceFiles
 from offload_eval.strategies.backends import backend_refusal

@@ -23,7 +23,6 @@ from offload_eval.core.experiment import (
     ModelSpec,
     OffloadedStaticSpec,
     QuantizedSpec,
-    RunSpec,
     StaticSpec,
     StrategySpec,
     StreamedSpec,
@@ -31,6 +30,7 @@ from offload_eval.core.experiment import (
 )
 from offload_eval.core.factors import asked_index, expand_workloads
 from offload_eval.core.records import RunRecord, record_id
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.core.shape import LayerGroup
 from offload_eval.errors import CellUnsupportedError, InputError
 from offload_eval.execution.attention import attention_refusal, using_attention

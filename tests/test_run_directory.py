@@ -27,8 +27,9 @@ from factories import (
 )
 from msgspec.structs import replace
 
-from offload_eval.core.experiment import StreamedSpec, content_hash
+from offload_eval.core.experiment import StreamedSpec
 from offload_eval.core.records import RunRecord, record_id
+from offload_eval.core.run_spec import content_hash
 from offload_eval.errors import InputError, UnableError
 from offload_eval.store.run_directory import RunDirectory
 

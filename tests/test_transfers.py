@@ -26,14 +26,13 @@ from offload_eval.core.experiment import (
     MeasurementPlan,
     ModelSpec,
     RandomPrompt,
-    RunSpec,
     StrategySpec,
     StreamedSpec,
     Workload,
-    content_hash,
 )
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, PeakFlops, SourcedValue
 from offload_eval.core.records import RunRecord, record_id
+from offload_eval.core.run_spec import RunSpec, content_hash
 from offload_eval.errors import UnableError
 from offload_eval.execution.cell import measure_cell, record_reference
 from offload_eval.execution.reference import ReferenceFiles

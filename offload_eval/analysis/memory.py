@@ -5,9 +5,9 @@ from typing import Final
 
 from offload_eval.analysis.cells import latest_records, latest_traces, merged_sample
 from offload_eval.bounds.strategy_bound import kv_device_bytes_after
-from offload_eval.core.experiment import RunSpec, content_hash
 from offload_eval.core.judgement import PhaseMemory
 from offload_eval.core.records import PHASES, Phase, PhaseSample, RunRecord
+from offload_eval.core.run_spec import RunSpec, content_hash
 from offload_eval.core.trace import KV_CACHE, PhaseTrace, StepTrace, Trace
 
 _WEIGHTS: Final = "weights"

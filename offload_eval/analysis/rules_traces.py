@@ -6,9 +6,9 @@ from typing import Final
 from offload_eval.analysis.cells import latest_records, latest_traces
 from offload_eval.analysis.memory import explain_memory
 from offload_eval.analysis.rules_bounds import payload_difference
-from offload_eval.core.experiment import content_hash
 from offload_eval.core.judgement import Finding, PhaseMemory
 from offload_eval.core.records import RunRecord
+from offload_eval.core.run_spec import content_hash
 
 UNEXPLAINED_LIMIT_RATIO: Final = {"emulated": 0.0, "measured": 0.05}
 """Of what a run holds above what was live before it. The emulated device counts what a trace counts, to the byte; a

@@ -7,9 +7,10 @@ import msgspec
 from offload_eval.analysis.cells import latest_records, latest_traces, merged_sample
 from offload_eval.analysis.traced_totals import MovedTotals, traced_decode, traced_decode_of_model, traced_prefill
 from offload_eval.bounds.strategy_bound import moved_bytes, prefill_fetched_bytes
-from offload_eval.core.experiment import DynamicSpec, StreamedSpec, content_hash
+from offload_eval.core.experiment import DynamicSpec, StreamedSpec
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import PHASES, PhaseSample, RunRecord
+from offload_eval.core.run_spec import content_hash
 from offload_eval.core.trace import Trace
 
 _WORDS = ("bytes to the device", "bytes to the host", "copies to the device", "copies to the host")

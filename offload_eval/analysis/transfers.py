@@ -10,11 +10,12 @@ from offload_eval.analysis.comparison import counterpart
 from offload_eval.analysis.exposure import difference_noise_s, end_latency_s, step_difference_s
 from offload_eval.analysis.statistics import median_of, summarize_ttft
 from offload_eval.bounds.latency import bound_latency
-from offload_eval.core.experiment import StrategySpec, StreamedSpec, content_hash
+from offload_eval.core.experiment import StrategySpec, StreamedSpec
 from offload_eval.core.hardware import HardwareProfile, LinkProfile
 from offload_eval.core.judgement import LinkUse, PhaseTransfer
 from offload_eval.core.latency import PhaseLatency
 from offload_eval.core.records import PHASES, Direction, Phase, PhaseSample, RunRecord
+from offload_eval.core.run_spec import content_hash
 from offload_eval.core.trace import Trace
 from offload_eval.errors import InputError
 

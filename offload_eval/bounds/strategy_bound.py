@@ -15,13 +15,13 @@ from offload_eval.core.experiment import (
     BITS_PER_VALUE,
     BudgetSpec,
     OffloadedStaticSpec,
-    RunSpec,
     StaticSpec,
     StrategySpec,
     StreamedSpec,
     Workload,
 )
 from offload_eval.core.judgement import Bound
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.core.shape import ModelFacts, ModelShape
 
 HOST_NOT_CHECKED: Final = "The sessions are the device ledger's; whether host memory holds their KV is not checked."

@@ -14,8 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from offload_eval.core.experiment import RunSpec
 from offload_eval.core.records import RunRecord
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.execution.messages import PassStarted
 from offload_eval.units import format_duration
 

@@ -13,9 +13,10 @@ from offload_eval.bounds.strategy_bound import cell_bound
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.progress import open_progress
 from offload_eval.cli.report import show_report
-from offload_eval.core.experiment import BudgetSpec, Experiment, RunSpec, StreamedSpec, content_hash
+from offload_eval.core.experiment import BudgetSpec, Experiment, StreamedSpec
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Bound
+from offload_eval.core.run_spec import RunSpec, content_hash
 from offload_eval.errors import ExitCode, InputError
 from offload_eval.execution.launcher import preflight
 from offload_eval.execution.messages import Preflight

@@ -1,12 +1,12 @@
 """What the user asks for: an experiment, and the cells it expands into."""
 
-import hashlib
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from offload_eval.core.base import Name, NonNegativeInt, PositiveInt, Strict
+from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.plan import PlanSpec
 
 DeviceName = Literal["cpu", "cuda"]
@@ -53,6 +53,9 @@ class BudgetSpec(Strict, frozen=True, kw_only=True):
     """Headroom kept free on top of everything that is counted."""
     enforce: bool = False
     """Cap the run's allocations at `device_bytes - runtime_bytes`, so that a cell can run out of memory."""
+    host_bytes: PositiveInt | None = None
+    """Host memory that the cache may take, in buffers of the link; None: whatever the machine gives. Enforced where
+    `enforce` is, and by the capacity search."""
 
     @property
     def available_bytes(self) -> int:
@@ -308,6 +311,8 @@ class Experiment(Strict, frozen=True, kw_only=True):
     hardware: Annotated[str, Meta(min_length=1)] | None = None
     """A hardware profile, by path or by name, such as `offload-eval link --out` writes: the report holds transfers and
     times against it. It decides no result, so it is in no cell's name."""
+    capacity: CapacitySpec | None = None
+    """How `capacity` searches; None: `run` searches for no limits, and `capacity` with the defaults."""
     trace: bool = True
     """Trace every cell as well, without data and before anything is measured."""
     plan: PlanSpec = msgspec.field(default_factory=PlanSpec)
@@ -316,50 +321,6 @@ class Experiment(Strict, frozen=True, kw_only=True):
     def baseline_strategy(self) -> StrategySpec:
         """The strategy that `baseline` names."""
         return next(strategy for strategy in self.strategies if strategy.label == self.baseline)
-
-
-class RunSpec(Strict, frozen=True, kw_only=True):
-    """One cell: everything that decides its result, and nothing else."""
-
-    experiment: str
-    model: ModelSpec
-    model_fingerprint: str
-    """Hash over the model's config and its weight files' names, sizes and first and last bytes."""
-    prompt_fingerprint: str
-    """Hash of the prompt tokens."""
-    device: DeviceName
-    cpu: CpuSpec
-    budget: BudgetSpec
-    workload: Workload
-    strategy: StrategySpec
-    baseline: StrategySpec
-    measurement: MeasurementPlan
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether this cell records the tokens the others are given."""
-        return self.strategy == self.baseline
-
-    @property
-    def reference_key(self) -> str:
-        """Names the files of the prompt and of the baseline's tokens and logits: equal where those are equal."""
-        decides = (self.model, self.model_fingerprint, self.workload, self.prompt_fingerprint, self.baseline)
-        return f"{self.workload.label}-{content_hash(decides)}"
-
-    @property
-    def attn_implementation(self) -> str:
-        """The attention that the cell runs with."""
-        return self.workload.attn_implementation or self.model.attn_implementation
-
-    @property
-    def label(self) -> str:
-        """Workload and strategy, for people."""
-        return f"{self.workload.label} / {self.strategy.label}"
-
-
-def _short(value: float | str) -> str:
-    """In as few digits as name no other number."""
-    return str(value).removesuffix(".0")
 
 
 def is_auto(strategy: StrategySpec) -> bool:
@@ -372,30 +333,6 @@ def compile_mode(strategy: StrategySpec) -> CompileMode | None:
     return strategy.compile if isinstance(strategy, StaticSpec | OffloadedStaticSpec) else None
 
 
-_LEFT_OUT_AT: Final[dict[str, object]] = {
-    "prefill_chunk_tokens": None,
-    "attn_implementation": None,
-    "compile": None,
-    "resident_share": None,
-    "resident_bytes": None,
-    "host_dtype": "native",
-}
-"""Fields that came after the first records, and the value that says what was so before: there they are left out of a
-cell's name, which stays what it was."""
-
-
-def content_hash(value: object) -> str:
-    """Sixteen hex digits over the canonical JSON of a value: equal content, equal hash."""
-    # Unordered collections are put in order here; fields of a struct keep theirs, which the encoder would not know.
-    content = _as_before(msgspec.to_builtins(value, order="deterministic"))
-    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]
-
-
-def _as_before(value: object) -> object:
-    if isinstance(value, dict):
-        return {
-            key: _as_before(each)
-            for key, each in value.items()
-            if key not in _LEFT_OUT_AT or each != _LEFT_OUT_AT[key]
-        }
-    return [_as_before(each) for each in value] if isinstance(value, list | tuple) else value
+def _short(value: float | str) -> str:
+    """In as few digits as name no other number."""
+    return str(value).removesuffix(".0")

@@ -5,8 +5,8 @@ from typing import Final, Literal
 import msgspec
 
 from offload_eval.core.base import Strict
-from offload_eval.core.experiment import RunSpec, content_hash
 from offload_eval.core.machine import Machine
+from offload_eval.core.run_spec import RunSpec, content_hash
 from offload_eval.core.shape import ModelFacts
 from offload_eval.core.trace import Trace
 
@@ -98,6 +98,17 @@ class TrialSample(Strict, frozen=True, kw_only=True):
     swap_in_bytes: int | None = None
     """System-wide, during the timing pass."""
     swap_out_bytes: int | None = None
+    num_major_faults: int | None = None
+    """Page faults of the worker that waited for a disk, during the timing pass."""
+    num_minor_faults: int | None = None
+    """Page faults that did not, during the timing pass."""
+    peak_cgroup_bytes: int | None = None
+    """Highest usage seen of the control group with the tightest memory limit, page cache included, during the memory
+    pass: all its processes'."""
+    cgroup_limit_bytes: int | None = None
+    """That limit; None: there is none."""
+    cgroup_swap_bytes: int | None = None
+    """Highest swap in use by that control group during the memory pass; None where it is not counted."""
     num_alloc_retries: int | None = None
     num_compilations: int | None = None
     """Graphs that torch compiled during the timing pass, which should be none; None: the strategy is not compiled."""
@@ -139,6 +150,30 @@ class Failure(Strict, frozen=True, kw_only=True):
     """Which memory ran out; None where none did."""
 
 
+class RecoverySample(Strict, frozen=True, kw_only=True):
+    """How a strategy's worker came back after a cell that failed.
+
+    Before the first failure and after each one the worker runs the same short generation of one session; `equal`
+    means that its tokens and its logits are the same, bit by bit.
+    """
+
+    in_new_worker: bool
+    """Whether the failure took the worker with it."""
+    recovery_s: float | None = None
+    """From the failure's end until memory was released; of a new worker, until its model was loaded."""
+    check_s: float | None = None
+    """Time of the short generation after it."""
+    tokens_equal: bool | None = None
+    """None: there was none before the failure to compare with, or none could be made after it."""
+    logits_equal: bool | None = None
+    leaked_bytes: int | None = None
+    """Device bytes live after the release beyond those before the cell."""
+    leaked: tuple[str, ...] = ()
+    """Tensors that are among them: shape, dtype, bytes and what holds them."""
+    message: str = ""
+    """Why there was no short generation."""
+
+
 class Conditions(Strict, frozen=True, kw_only=True):
     """The state of the worker around a cell."""
 
@@ -164,6 +199,8 @@ class Conditions(Strict, frozen=True, kw_only=True):
     """Time inside generate(), all passes together."""
     load_s: float | None = None
     """Time this worker took to load the model; shared by all its cells."""
+    recovery: RecoverySample | None = None
+    """Of a cell that ended badly in a capacity search or a drill; None elsewhere."""
 
 
 class RunRecord(Strict, frozen=True, kw_only=True):

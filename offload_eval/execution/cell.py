@@ -12,8 +12,9 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from offload_eval.core.experiment import BudgetSpec, RunSpec, compile_mode
+from offload_eval.core.experiment import BudgetSpec, compile_mode
 from offload_eval.core.records import Conditions, Failure, FidelitySample, Status, TrialSample
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.errors import CellUnsupportedError
 from offload_eval.execution import passes
 from offload_eval.execution.attention import using_attention

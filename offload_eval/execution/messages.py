@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from offload_eval.core.experiment import CpuSpec, DeviceName, ModelSpec, RunSpec, StrategySpec, Workload
+from offload_eval.core.experiment import CpuSpec, DeviceName, ModelSpec, StrategySpec, Workload
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import Conditions, Evidence, Failure, FidelitySample, Status, TrialSample
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.core.shape import ModelFacts
 from offload_eval.core.trace import Trace
 from offload_eval.errors import OffloadEvalError

@@ -9,8 +9,9 @@ import msgspec
 import torch
 from transformers import LogitsProcessor
 
-from offload_eval.core.experiment import RunSpec, compile_mode
+from offload_eval.core.experiment import compile_mode
 from offload_eval.core.records import PHASES, FidelitySample, PhaseSample, TrialSample
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.errors import CellUnsupportedError, UnableError
 from offload_eval.execution.compilation import count_compilations
 from offload_eval.execution.fidelity import FidelityMeter, ForcedTokens, LogitsRecorder

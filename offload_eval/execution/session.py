@@ -10,9 +10,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from offload_eval.core.experiment import Experiment, RunSpec, content_hash
+from offload_eval.core.experiment import Experiment
 from offload_eval.core.factors import expand_workloads
 from offload_eval.core.records import Evidence, Failure, RunRecord, record_id
+from offload_eval.core.run_spec import RunSpec, content_hash
 from offload_eval.errors import UnableError
 from offload_eval.execution.launcher import Died, TimedOut, Worker
 from offload_eval.execution.messages import (

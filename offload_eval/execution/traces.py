@@ -7,8 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from offload_eval.core.experiment import ModelSpec, RunSpec
+from offload_eval.core.experiment import ModelSpec
 from offload_eval.core.records import Failure
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.errors import UnableError
 from offload_eval.execution.launcher import Died, TimedOut, WorkerProcess
 from offload_eval.execution.messages import CellResult, TraceTask, ended

@@ -24,8 +24,9 @@ from offload_eval.analysis.statistics import (
     tokens_per_s,
     tpot_s,
 )
-from offload_eval.core.experiment import compile_mode, content_hash
+from offload_eval.core.experiment import compile_mode
 from offload_eval.core.records import PHASES, PhaseSample, RunRecord, TrialSample
+from offload_eval.core.run_spec import content_hash
 from offload_eval.reporting.warmup_table import first_use_s
 
 TEXT: Final = "string"

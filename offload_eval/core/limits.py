@@ -1,0 +1,95 @@
+"""What a capacity search concludes: the largest batch of a strategy at its lengths, and what stopped it."""
+
+from typing import Literal
+
+from offload_eval.core.base import Strict
+from offload_eval.core.experiment import Attention, StrategySpec
+from offload_eval.core.records import Evidence, Phase
+
+Ledger = Literal["device", "host", "time"]
+"""What a larger batch runs out of; time: of the cell's timeout."""
+
+
+class Lengths(Strict, frozen=True, kw_only=True):
+    """A combination of lengths: a workload without its batch."""
+
+    prompt_tokens: int
+    output_tokens: int
+    prefill_chunk_tokens: int | None = None
+    attn_implementation: Attention | None = None
+
+    @property
+    def label(self) -> str:
+        """The lengths, and what differs from the model's own attention and a whole prefill."""
+        parts = [
+            f"p{self.prompt_tokens}-o{self.output_tokens}",
+            *([] if self.prefill_chunk_tokens is None else [f"chunk{self.prefill_chunk_tokens}"]),
+            *([] if self.attn_implementation is None else [self.attn_implementation]),
+        ]
+        return "-".join(parts)
+
+
+class TimedBatch(Strict, frozen=True, kw_only=True):
+    """Medians of a batch's timed runs. Every figure is of the whole batch at once, all sessions starting together."""
+
+    sessions: int
+    trials: int
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    """Output tokens of all sessions over the end-to-end latency, prefill included."""
+    swapped: bool = False
+    """Whether the machine swapped meanwhile: the times are the disk's."""
+    run_id: str
+
+
+class CapacityLimit(Strict, frozen=True, kw_only=True):
+    """The largest batch of one strategy at one combination of lengths: by arithmetic, by trace and as it ran."""
+
+    lengths: Lengths
+    strategy: StrategySpec
+    kind: str
+    label: str
+    evidence: Evidence
+    """Rung of `measured`: emulated on a CPU."""
+    cap_bytes: int | None = None
+    """What the device tier was held to: the budget less runtime and reserve."""
+    analytic: int | None = None
+    """Sessions by arithmetic, of the smaller ledger; None where it refuses the model."""
+    analytic_ledger: Literal["device", "host"] | None = None
+    """The ledger that decides `analytic`."""
+    traced: int | None = None
+    """The largest batch whose traced peaks fit; None where it cannot be traced."""
+    measured: int | None = None
+    """The largest batch that ran to its end; 0: not even one session; None: the search could not be made."""
+    failed_at: int | None = None
+    """The smallest batch that did not; None: none failed."""
+    refusal: str | None = None
+    """Why there is no measured limit."""
+    probes: int = 0
+    """Batches that were tried for the limit."""
+    passes: int = 0
+    """Runs of the limit that ended well."""
+    repeats: int = 0
+    """Runs of the limit that were made."""
+    limited_by: str = ""
+    """What stops the next batch, in words: ledger, phase and the largest part of the peak that grows with it."""
+    limiting_ledger: Ledger | None = None
+    limiting_phase: Phase | None = None
+    limiting_part: str | None = None
+    at_limit: TimedBatch | None = None
+    at_in_gpu_limit: TimedBatch | None = None
+    """This strategy at the limit of the in-GPU cache, where it can run that batch."""
+    in_gpu_at_limit: TimedBatch | None = None
+    """The in-GPU cache at its own limit."""
+    under_slo: TimedBatch | None = None
+    """The largest batch that was timed under the stated limits of TTFT and TPOT."""
+    slo_failed_at: int | None = None
+    """The smallest batch that was timed over them, or that did not run."""
+    run_ids: tuple[str, ...] = ()
+    """Of every probe, in the order they ran."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the next larger batch was seen to fail."""
+        return self.measured is not None and self.failed_at == self.measured + 1
