@@ -8,6 +8,11 @@ from offload_eval.core.base import Strict
 from offload_eval.core.records import PHASES, Direction, PhaseSample, RunRecord, TrialSample
 
 
+def cell_records(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Those of the experiment's cells and of their traces: a capacity search's probes and drills are left out."""
+    return [record for record in records if record.spec.role == "cell"]
+
+
 def latest_records(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     """Keeps the last record of each cell that ran, in the order the cells first appear: cells may be retried.
 

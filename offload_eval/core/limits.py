@@ -77,6 +77,8 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     limiting_ledger: Ledger | None = None
     limiting_phase: Phase | None = None
     limiting_part: str | None = None
+    difference: str = ""
+    """What lies between the traced and the measured limit, in words; empty where they agree."""
     at_limit: TimedBatch | None = None
     at_in_gpu_limit: TimedBatch | None = None
     """This strategy at the limit of the in-GPU cache, where it can run that batch."""
@@ -88,6 +90,12 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     """The smallest batch that was timed over them, or that did not run."""
     run_ids: tuple[str, ...] = ()
     """Of every probe, in the order they ran."""
+
+    @property
+    def gain_over_in_gpu(self) -> float | None:
+        """Sessions over those of the in-GPU cache; None where either is not known."""
+        in_gpu = None if self.in_gpu_at_limit is None else self.in_gpu_at_limit.sessions
+        return None if self.measured is None or not in_gpu else self.measured / in_gpu
 
     @property
     def is_exact(self) -> bool:

@@ -19,6 +19,14 @@ TokenArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class PromptText:
+    """A text's tokens, and those that the tokenizer puts before any text."""
+
+    tokens: TokenArray
+    opening: TokenArray
+
+
+@dataclass(frozen=True)
 class Preflight:
     """What the session needs to know before it starts a worker."""
 
@@ -30,6 +38,9 @@ class Preflight:
     """Prompt tokens `[batch, prompt_tokens]` by workload label."""
     refusals: dict[tuple[str, str], str | None]
     """Why a strategy cannot run a workload here, by workload and strategy label; None where it can."""
+    texts: dict[str, PromptText | None] = field(default_factory=dict)
+    """What more prompts of a workload can be cut from, by its label, where limits are searched for; None: its prompts
+    are random."""
     resolved: dict[tuple[str, str], StrategySpec] = field(default_factory=dict)
     """What stands for a strategy that leaves a choice to the budget, by workload and strategy label."""
 
@@ -77,6 +88,24 @@ class TraceTask:
     """Asks for the trace of one cell; the answer is a CellResult."""
 
     spec: RunSpec
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """Asks for a short generation of one session under a cell's strategy; the answer is a CheckDone."""
+
+    spec: RunSpec
+
+
+@dataclass(frozen=True)
+class CheckDone:
+    """What the short generation gave; digests are None where it failed."""
+
+    tokens_digest: str | None
+    logits_digest: str | None
+    seconds: float
+    message: str = ""
+    """Why there is none."""
 
 
 @dataclass(frozen=True)
