@@ -15,7 +15,7 @@ from offload_eval.analysis import (
     rules_traces,
     rules_transfers,
 )
-from offload_eval.analysis.cells import latest_records, latest_traces
+from offload_eval.analysis.cells import cell_records, latest_records, latest_traces, probe_records
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import RunRecord
@@ -43,6 +43,15 @@ CELL_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
     rules_compilation.check_compiled_memory,
 )
 """Rules that need one record."""
+
+PROBE_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
+    rules_conditions.check_contention,
+    rules_conditions.check_tpot_spread,
+    rules_conditions.check_leak,
+    rules_conditions.check_swap,
+    rules_conditions.check_alloc_retries,
+)
+"""Those of them that speak of a probe too: that a batch runs out of memory is what a probe is for."""
 
 DIRECTORY_RULES: Final[tuple[Callable[[Sequence[RunRecord]], list[Finding]], ...]] = (
     rules_fidelity.check_lossless,
@@ -83,12 +92,14 @@ def find(records: Sequence[RunRecord], hardware: HardwareProfile | None = None) 
     Returns:
         Findings, errors first; none for a directory without records.
     """
-    cells, traces = latest_records(records), latest_traces(records)
+    of_cells, probes = cell_records(records), latest_records(probe_records(records))
+    cells, traces = latest_records(of_cells), latest_traces(of_cells)
     found = [finding for rule in CELL_RULES for record in cells if (finding := rule(record)) is not None]
     found += [finding for rule in DIRECTORY_RULES if cells for finding in rule(cells)]
     found += [finding for rule in TRACE_RULES for finding in rule((*cells, *traces))]
     found += [finding for rule in HARDWARE_RULES for finding in rule((*cells, *traces), hardware)]
-    labels = {record.run_id: record.spec.label for record in (*cells, *traces)}
+    found += [finding for rule in PROBE_RULES for record in probes if (finding := rule(record)) is not None]
+    labels = {record.run_id: record.spec.label for record in (*cells, *traces, *probes)}
     named = [_with_labels(finding, labels, len(cells) or len(traces)) for finding in _merged(found)]
     return tuple(sorted(named, key=lambda finding: _SEVERITY_ORDER[finding.severity]))
 

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from offload_eval.analysis.capacity import analytic_bound
+from offload_eval.analysis.cells import probe_records
 from offload_eval.analysis.memory import explain_memory
 from offload_eval.analysis.probes import (
     SEARCHED,
@@ -23,7 +24,6 @@ from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.judgement import PhaseMemory
 from offload_eval.core.limits import CapacityLimit, TimedBatch
 from offload_eval.core.records import Phase, RunRecord
-from offload_eval.core.run_spec import PROBES
 from offload_eval.units import format_bytes
 
 PARTS: Final = {
@@ -45,7 +45,7 @@ def find_limits(records: Sequence[RunRecord], capacity: CapacitySpec | None = No
     Returns:
         By lengths, in the order they were searched, the in-GPU cache first.
     """
-    probes = [record for record in records if record.spec.role in PROBES]
+    probes = probe_records(records)
     asked = capacity or CapacitySpec()
     limits = [_limit(group, asked) for group in strategies_of(probes).values() if any(map(_is_run, group))]
     order = list(dict.fromkeys(limit.lengths for limit in limits))
@@ -59,8 +59,8 @@ def has_failed_search(records: Sequence[RunRecord]) -> bool:
     """Whether a probe failed for a reason that says nothing of its batch's size; what cannot run at all is none."""
     return any(
         record.status in ("failed", "timeout") and exhausted(record) is None
-        for record in records
-        if record.spec.role in PROBES and _is_run(record)
+        for record in probe_records(records)
+        if _is_run(record)
     )
 
 
