@@ -70,7 +70,7 @@ def _notes(choice: Choice, targets: Collection[Target]) -> tuple[str, ...]:
     if engines:
         notes.append(
             "The policy is of transformers' caches: one batch, padded, all sessions starting together. An engine "
-            "pages its cache and admits one request after another: its own limit is another one, often higher."
+            "pages its cache and admits one request after another: its own limit is another one."
         )
     if engines and keeps_kv_on_host(choice.spec):
         notes.append(

@@ -56,6 +56,13 @@ def memory_caution(choice: Choice, other: str | None = None) -> str | None:
     return " ".join(parts) or None
 
 
+def rows_caution(choice: Choice) -> str | None:
+    """What a size has to say that is sessions times bytes."""
+    if not choice.is_emulated:
+        return None
+    return "EMULATED ON A CPU: the bytes a token takes may be carried over, the number of sessions may not."
+
+
 def dtype_setting(choice: Choice, target: Target) -> Setting:
     """The dtype that `auto` of the cache's format then means."""
     return Setting(
@@ -80,7 +87,14 @@ def length_setting(choice: Choice, target: Target, name: str) -> Setting:
     )
     if tokens < total_tokens(choice.limit.lengths):
         words += f" {choice.spec.label} admits {choice.limit.lengths.label} as well. {choice.running_reason}"
-    return Setting(target=target, name=name, value=str(tokens), derivation=words, standing="exact")
+    return Setting(
+        target=target,
+        name=name,
+        value=str(tokens),
+        derivation=words,
+        standing="exact",
+        caution=_limit_caution(choice),
+    )
 
 
 def running_setting(choice: Choice, target: Target, name: str) -> Setting:
@@ -97,7 +111,7 @@ def running_setting(choice: Choice, target: Target, name: str) -> Setting:
             "preempts instead of failing."
         )
         if choice.running_reason:
-            derivation += f" Not the {choice.limit.sessions:,} of {choice.spec.label}: {choice.running_reason}"
+            derivation += f" Not {choice.limit.sessions:,}: {choice.running_reason}"
     return Setting(target=target, name=name, value=value, derivation=derivation, standing="carried", caution=caution)
 
 

@@ -21,6 +21,7 @@ from offload_eval.analysis.handoff_engine import (
     kv_format,
     length_setting,
     memory_caution,
+    rows_caution,
     running_setting,
 )
 from offload_eval.core.handoff import Setting
@@ -114,7 +115,7 @@ def _hierarchical(choice: Choice) -> tuple[Setting, ...]:
             "--hicache-ratio, which is left out. Older releases refuse a host pool that is not larger than the "
             f"device's, which may have up to {format_bytes(_most_pool_bytes(choice))} here: there, raise it.",
             standing="nearest",
-            caution=memory_caution(choice),
+            caution=rows_caution(choice),
         ),
     )
 

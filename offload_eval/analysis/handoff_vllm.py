@@ -26,6 +26,7 @@ from offload_eval.analysis.handoff_engine import (
     kv_format,
     length_setting,
     memory_caution,
+    rows_caution,
     running_setting,
 )
 from offload_eval.core.handoff import Setting
@@ -97,7 +98,7 @@ def _offloading(choice: Choice) -> tuple[Setting, ...]:
         f"without this option: --kv-transfer-config '{json.dumps(connector, separators=(',', ':'))}'. Models with "
         "windows or states also need --disable-hybrid-kv-cache-manager before 0.21.",
         standing="nearest",
-        caution=memory_caution(choice),
+        caution=rows_caution(choice),
     )
     backend = Setting(
         target="vllm",
