@@ -50,8 +50,7 @@ def find_limits(records: Sequence[RunRecord], capacity: CapacitySpec | None = No
     limits = [_limit(group, asked) for group in strategies_of(probes).values() if any(map(_is_run, group))]
     order = list(dict.fromkeys(limit.lengths for limit in limits))
     ordered = sorted(limits, key=lambda limit: order.index(limit.lengths))
-    baselines = {record.spec.baseline.label for record in probes}
-    in_gpu = {limit.lengths: limit.at_limit for limit in limits if limit.label in baselines}
+    in_gpu = {limit.lengths: limit for limit in limits if limit.is_baseline}
     return tuple(_beside_in_gpu(limit, in_gpu.get(limit.lengths), probes) for limit in ordered)
 
 
@@ -79,6 +78,7 @@ def _limit(group: Sequence[RunRecord], capacity: CapacitySpec) -> CapacityLimit:
         strategy=first.spec.strategy,
         kind=first.spec.strategy.kind,
         label=first.spec.strategy.label,
+        is_baseline=first.spec.is_baseline,
         evidence=first.evidence,
         cap_bytes=next((record.conditions.cap_bytes for record in runs if record.conditions.cap_bytes), None),
         analytic=None if bound is None else bound.sessions,
@@ -208,8 +208,13 @@ def _difference(traced: int | None, measured: int, runs: Sequence[RunRecord], tr
     )
 
 
-def _beside_in_gpu(limit: CapacityLimit, in_gpu: TimedBatch | None, probes: Sequence[RunRecord]) -> CapacityLimit:
-    if in_gpu is None:
+def _beside_in_gpu(limit: CapacityLimit, in_gpu: CapacityLimit | None, probes: Sequence[RunRecord]) -> CapacityLimit:
+    if in_gpu is None or in_gpu.measured is None:
         return limit
     own = _timed([record for record in probes if record.run_id in limit.run_ids])
-    return msgspec.structs.replace(limit, in_gpu_at_limit=in_gpu, at_in_gpu_limit=own.get(in_gpu.sessions))
+    return msgspec.structs.replace(
+        limit,
+        in_gpu=in_gpu.measured,
+        in_gpu_at_limit=in_gpu.at_limit,
+        at_in_gpu_limit=own.get(in_gpu.measured),
+    )

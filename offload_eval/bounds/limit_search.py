@@ -1,6 +1,6 @@
 """Finds the largest batch that fits in few tries: memory is piecewise linear in the batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 MOST_SESSIONS: Final = 4096
@@ -35,21 +35,34 @@ def next_batch(
     if low == 0:
         step = max(1, start // _FIRST_STEP_SHARE) << 2 * (failures - 1)
         return max(1, min(high - 1, start - step))
-    met = _met(seen, low, available_bytes, slope_bytes)
+    fitting = sorted(batch for batch, peak in seen.items() if peak is not None)
+    met = _met(seen, fitting, available_bytes, slope_bytes)
     if met is None:
         return min(2 * low, most) if failures == 0 else (low + high) // 2
-    if met >= high > low + 2 and failures > 1:  # the line has been refuted twice
+    surprises = _surprises(seen, fitting, available_bytes, slope_bytes)
+    if failures == 0:
+        return min(max(met, low + (1 << surprises)), most)
+    if surprises + (failures if met >= high else 0) > 1:  # the line has been wrong twice
         return (low + high) // 2
     return min(max(met, low + 1), high - 1)
 
 
-def _met(seen: Mapping[int, int | None], low: int, available_bytes: int, slope_bytes: float | None) -> int | None:
-    """Where the line through the largest batch that ended well meets what is available."""
-    peak_bytes = seen[low]
-    assert peak_bytes is not None
-    below = max((batch for batch, peak in seen.items() if peak is not None and batch < low), default=None)
-    if slope_bytes is None and below is not None:
-        slope_bytes = (peak_bytes - (seen[below] or 0)) / (low - below)
+def _surprises(
+    seen: Mapping[int, int | None], fitting: Sequence[int], available_bytes: int, slope_bytes: float | None
+) -> int:
+    """How many batches fit although the line through the one before them said that they would not."""
+    mets = [_met(seen, fitting[: place + 1], available_bytes, slope_bytes) for place in range(len(fitting) - 1)]
+    return sum(met is not None and met < batch for met, batch in zip(mets, fitting[1:], strict=True))
+
+
+def _met(
+    seen: Mapping[int, int | None], fitting: Sequence[int], available_bytes: int, slope_bytes: float | None
+) -> int | None:
+    """Where the line through the largest of some batches that fit meets what is available."""
+    low = fitting[-1]
+    peak_bytes = seen[low] or 0
+    if slope_bytes is None and len(fitting) > 1:
+        slope_bytes = (peak_bytes - (seen[fitting[-2]] or 0)) / (low - fitting[-2])
     if slope_bytes is None or slope_bytes <= 0:
         return None
     return low + int((available_bytes - peak_bytes) // slope_bytes)

@@ -50,6 +50,8 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     strategy: StrategySpec
     kind: str
     label: str
+    is_baseline: bool = False
+    """Whether this is the in-GPU cache that the others are held against."""
     evidence: Evidence
     """Rung of `measured`: emulated on a CPU."""
     cap_bytes: int | None = None
@@ -79,6 +81,8 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     limiting_part: str | None = None
     difference: str = ""
     """What lies between the traced and the measured limit, in words; empty where they agree."""
+    in_gpu: int | None = None
+    """The limit of the in-GPU cache at the same lengths, as it ran."""
     at_limit: TimedBatch | None = None
     at_in_gpu_limit: TimedBatch | None = None
     """This strategy at the limit of the in-GPU cache, where it can run that batch."""
@@ -94,8 +98,7 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     @property
     def gain_over_in_gpu(self) -> float | None:
         """Sessions over those of the in-GPU cache; None where either is not known."""
-        in_gpu = None if self.in_gpu_at_limit is None else self.in_gpu_at_limit.sessions
-        return None if self.measured is None or not in_gpu else self.measured / in_gpu
+        return self.measured / self.in_gpu if self.measured is not None and self.in_gpu else None
 
     @property
     def is_exact(self) -> bool:

@@ -16,7 +16,7 @@ from offload_eval.analysis.probes import (
 from offload_eval.bounds.limit_search import largest_that_fits, next_batch
 from offload_eval.bounds.strategy_bound import strategy_bound
 from offload_eval.core.capacity import CapacitySpec
-from offload_eval.core.experiment import Experiment, StrategySpec, StreamedSpec, Workload, is_auto
+from offload_eval.core.experiment import BudgetSpec, Experiment, StrategySpec, StreamedSpec, Workload, is_auto
 from offload_eval.core.factors import expand_workloads
 from offload_eval.core.records import RunRecord
 from offload_eval.core.run_spec import DRILLS, Role
@@ -65,8 +65,7 @@ class CapacitySession:
 
     def _search_strategy(self, probes: Probes, strategy: StrategySpec) -> None:
         combinations = [self._searched(workload, strategy) for workload in searched_workloads(self._experiment)]
-        cap_bytes = self._experiment.budget.cap_bytes(self._preflight.model.weights_bytes)
-        limits = [self._find_limit(probes, each, cap_bytes) for each in combinations]
+        limits = [self._find_limit(probes, each) for each in combinations]
         for searched, limit in zip(combinations, limits, strict=True):
             if searched.is_baseline and limit is not None:
                 self._in_gpu_limits[lengths_of(searched.workload).label] = limit
@@ -79,8 +78,9 @@ class CapacitySession:
             for drill in DRILLS:
                 probes.run(shortest, 1, drill)
 
-    def _find_limit(self, probes: Probes, searched: Searched, cap_bytes: int) -> int | None:
-        search = _Search(probes, searched, self._capacity, cap_bytes)
+    def _find_limit(self, probes: Probes, searched: Searched) -> int | None:
+        weights_bytes = self._preflight.model.weights_bytes
+        search = _Search(probes, searched, self._capacity, self._experiment.budget, weights_bytes)
         limit = search.run(self._start(searched), with_trace=self._experiment.trace)
         self._observer.limit_found()
         return limit
@@ -136,11 +136,14 @@ class CapacitySession:
 class _Search:
     """The search of one limit."""
 
-    def __init__(self, probes: Probes, searched: Searched, capacity: CapacitySpec, cap_bytes: int) -> None:
+    def __init__(
+        self, probes: Probes, searched: Searched, capacity: CapacitySpec, budget: BudgetSpec, weights_bytes: int
+    ) -> None:
+        self._weights_bytes = weights_bytes
         self._probes = probes
         self._searched = searched
         self._capacity = capacity
-        self._cap_bytes = cap_bytes
+        self._cap_bytes = budget.cap_bytes(weights_bytes)
         self._seen: dict[int, int | None] = {}
 
     def run(self, analytic: int, *, with_trace: bool) -> int | None:
@@ -197,12 +200,20 @@ class _Search:
             return peaks[sessions]
 
         try:
+            start = self._in_proportion(start, traced_peak(start))
             limit = largest_that_fits(traced_peak, self._cap_bytes, start, most=self._capacity.most_sessions)
         except _NotTracedError:
             return start, None
         two = sorted(peaks, key=lambda sessions: abs(sessions - limit))[:2]
         slope_bytes = None if len(two) < 2 else (peaks[two[0]] - peaks[two[1]]) / (two[0] - two[1])
         return max(1, limit), slope_bytes
+
+    def _in_proportion(self, sessions: int, peak_bytes: int) -> int:
+        """Where a batch whose peak does not fit would, if all that it adds to the weights grew with it."""
+        room_bytes = self._cap_bytes - self._weights_bytes
+        if peak_bytes <= self._cap_bytes or room_bytes <= 0:
+            return sessions
+        return max(1, sessions * room_bytes // (peak_bytes - self._weights_bytes))
 
 
 class _NotTracedError(Exception):

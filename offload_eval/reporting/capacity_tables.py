@@ -32,6 +32,7 @@ LIMIT_COLUMNS: Final[dict[str, str]] = {
     "probes": COUNT,
     "passes": COUNT,
     "repeats": COUNT,
+    "in_gpu": COUNT,
     "gain_over_in_gpu": REAL,
     "limited_by": TEXT,
     "difference": TEXT,
@@ -39,7 +40,8 @@ LIMIT_COLUMNS: Final[dict[str, str]] = {
     **{f"{batch}_{name}": COUNT if name == "sessions" else REAL for batch in _BATCHES for name in _FIGURES},
 }
 READING: Final = (
-    "Sessions are one batch: all of the same lengths, prefilled together. More sessions are not more throughput: the "
+    "Lengths are prompt + output tokens. Sessions are one batch: all of the same lengths, prefilled together. More "
+    "sessions are not more throughput: the "
     "second table has both strategies' price at their own limits and at the same batch."
 )
 
@@ -72,7 +74,7 @@ def by_lengths(limits: Sequence[CapacityLimit]) -> dict[Lengths, list[CapacityLi
 
 def length_words(lengths: Lengths) -> str:
     """The lengths for a heading."""
-    parts = [f"{lengths.prompt_tokens:,} prompt and {lengths.output_tokens:,} output tokens"]
+    parts = [f"{lengths.prompt_tokens:,} + {lengths.output_tokens:,} tokens"]
     if lengths.prefill_chunk_tokens is not None:
         parts.append(f"prefilled {lengths.prefill_chunk_tokens:,} at once")
     if lengths.attn_implementation is not None:
@@ -92,7 +94,7 @@ def _sentence(limit: CapacityLimit) -> str:
     if limit.analytic is not None:
         said.append(f"where the arithmetic says {limit.analytic:,}")
     gain = limit.gain_over_in_gpu
-    if gain is not None and limit.in_gpu_at_limit != limit.at_limit:
+    if gain is not None and not limit.is_baseline:
         said.append(f"{gain:.2f} times the in-GPU cache's")
     text = ", ".join(said) + (f"; the next one runs out of {limit.limited_by}" if limit.limited_by else "")
     return f"{text}.{_throughput(limit)}"
