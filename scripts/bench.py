@@ -15,6 +15,8 @@ streamed_over_bound            streamed TPOT over max(compute, transfer) on the 
 exposed_share_by_resident_share  part of a step in which computing waits for copies, at 4, by resident share.
 offloaded_over_streamed_bytes  of a traced step of Llama-3.1-8B at 32,768 tokens. Goal 1.99.
 offloaded_over_streamed_tpot   on CUDA only, by prompt tokens: upstream's offloading over streamed.
+capacity_probes_max            batches tried for one limit, the most over 24: SmolLM2-135M and a sliding-window model,
+                               3 strategies at 4 combinations of lengths each, of 1 to 4,096. Goal 6.
 plan_cli_s                     wall of `offload-eval plan` for one model, median of 11. Goal 0.5.
 """
 
@@ -223,10 +225,34 @@ def bench_trace() -> dict[str, Any]:
     )
 
 
+def bench_capacity() -> dict[str, Any]:
+    """Searches for the limits alone: nothing is timed, no failure brought about."""
+    started = time.perf_counter()
+    limits = [limit for config in ("capacity", "capacity_sliding") for limit in search_limits(config)]
+    assert len(limits) == 24
+    return {
+        "capacity_probes_max": max(limit["probes"] for limit in limits),
+        "capacity_limits_exact": sum(limit["is_exact"] for limit in limits),
+        "capacity_limits_as_traced": sum(limit["measured"] == limit["traced"] for limit in limits),
+        "capacity_wall_s": time.perf_counter() - started,
+    }
+
+
+def search_limits(config: str) -> list[dict[str, Any]]:
+    plain = ("capacity.drills=false", "capacity.timing_trials=0", "device=cpu")
+    sets = [word for each in plain for word in ("--set", each)]
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [*CLI, "capacity", f"configs/{config}.yaml", "--out", f"{scratch}/out", "--json", *sets]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    limits: list[dict[str, Any]] = json.loads(done.stdout)["limits"]
+    return limits
+
+
 BENCHES = {
     "help": bench_help,
     "trace": bench_trace,
     "plan": bench_plan,
+    "capacity": bench_capacity,
     "streamed": bench_streamed,
     "tpot": bench_tpot_overhead,
     "grid": bench_grid,

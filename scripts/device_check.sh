@@ -7,8 +7,8 @@ usage() {
 usage: scripts/device_check.sh [options]
        scripts/device_check.sh --prepare DIR [--python-version 3.12]
 
-Doctor, contract tests, link calibration, an experiment held against that link, and its first strategies again under a
-smaller budget that is enforced. A step that fails costs no other one. Needs no network and no installation: it runs
+Doctor, contract tests, link calibration, an experiment held against that link, its first strategies again under a
+smaller budget that is enforced, and the most sessions that fit that budget, with failures brought about. A step that fails costs no other one. Needs no network and no installation: it runs
 from the checkout, with the packages of the interpreter, or with wheels brought along.
 
   --device auto|cuda|cpu   default: auto, cuda where torch sees one
@@ -16,7 +16,7 @@ from the checkout, with the packages of the interpreter, or with wheels brought 
   --archive FILE           default: DIR/device_check.tar.gz
   --experiment FILE        default: configs/llama-3.1-8b_offload.yaml on cuda, configs/tiny_offload.yaml on cpu
   --small-budget SIZE      default: '24 GiB' on cuda, '2 MiB' on cpu
-  --limit-s SECONDS        of all steps together; default: 360
+  --limit-s SECONDS        of all steps together; default: 480
   --wheels DIR             unpack these wheels into a temporary folder, and use them before what is installed
   --prepare DIR            only download those wheels, for linux x86-64: the tested versions of everything but torch,
                            numpy, pandas and compilers of quantizers; needs a network
@@ -38,7 +38,7 @@ die() { # code, message
   exit "$1"
 }
 
-device=auto out= archive= experiment= small_budget= limit_s=360 wheels= prepare= python_version=
+device=auto out= archive= experiment= small_budget= limit_s=480 wheels= prepare= python_version=
 while (($#)); do
   case "$1" in
     -h | --help) usage; exit 0 ;;
@@ -121,12 +121,12 @@ found=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() el
 case "$device" in
   cuda)
     experiment=${experiment:-$root/configs/llama-3.1-8b_offload.yaml}
-    small_budget=${small_budget:-24 GiB} most_mib=128
+    small_budget=${small_budget:-24 GiB} most_mib=128 capacity_tokens=4096
     tests=(-m cuda tests/test_device_contract.py tests/test_cuda_strategies.py)
     ;;
   cpu)
     experiment=${experiment:-$root/configs/tiny_offload.yaml}
-    small_budget=${small_budget:-2 MiB} most_mib=4
+    small_budget=${small_budget:-2 MiB} most_mib=4 capacity_tokens=64
     tests=(-m 'not cuda' tests/test_device_contract.py)
     ;;
 esac
@@ -169,11 +169,11 @@ step() { # name, most seconds, file for stdout, command...
   pack || { failed=1 && summarize "$name: its files could not be put into $archive"; }
 }
 
-measure() { # name, most seconds, options of run...
-  local name=$1 most_s=$2
-  shift 2
+measure() { # name, most seconds, command, options...
+  local name=$1 most_s=$2 command=$3
+  shift 3
   step "$name" "$most_s" "$out/$name.log" \
-    "$python" -m offload_eval run "$experiment" --device "$device" --out "$out/$name" "$@"
+    "$python" -m offload_eval "$command" "$experiment" --device "$device" --out "$out/$name" "$@"
   # A run that was cut short has its finished cells on disk.
   if [[ -f $out/$name/records.jsonl && ! -f $out/$name/report.md ]]; then
     step "$name-report" 30 "$out/$name-report.log" "$python" -m offload_eval report "$out/$name"
@@ -190,10 +190,13 @@ step link 60 "$out/link.json" "$python" -m offload_eval link --device "$device" 
   --json --out "$out/link.yaml" "${card[@]}"
 against=()
 [[ ! -f $out/link.yaml ]] || against=(--set "hardware=$out/link.yaml")
-measure run 290 "${against[@]}"
-measure run-small-budget 90 "${against[@]}" --set "budget.device_bytes=$small_budget" --set budget.enforce=true \
+measure run 290 run "${against[@]}"
+measure run-small-budget 90 run "${against[@]}" --set "budget.device_bytes=$small_budget" --set budget.enforce=true \
   --set 'strategies=[{kind: dynamic}, {kind: streamed}]' --set trace=false --set measurement.trials=1 \
   --set measurement.fidelity=false
+measure capacity 120 capacity --set "budget.device_bytes=$small_budget" \
+  --set 'strategies=[{kind: dynamic}, {kind: streamed}]' --set 'capacity={timing_trials: 1, search_timeout_s: 60}' \
+  --set "workloads=[{prompt_tokens: $capacity_tokens, output_tokens: 17, prompt: {kind: random}}]"
 
 printf '\n== summary\n'
 cat -- "$out/summary.txt"

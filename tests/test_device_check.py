@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from offload_eval.analysis.limits import find_limits
 from offload_eval.store.experiment_file import load_experiment
 from offload_eval.store.hardware_file import load_hardware
 from offload_eval.store.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "device_check.sh"
-STEPS = ["doctor", "contract", "link", "run", "run-small-budget"]
+STEPS = ["doctor", "contract", "link", "run", "run-small-budget", "capacity"]
 
 
 def check(*options: str, python: str = sys.executable, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -77,6 +78,8 @@ def test_every_step_runs_on_the_cpu_and_leaves_a_complete_run_directory(tmp_path
         ("tokens-512", "dynamic"): "oom",
         ("tokens-512", "streamed"): "ok",
     }
+    limits = find_limits(RunDirectory.read(out / "capacity").records())
+    assert {limit.label: limit.is_exact for limit in limits} == {"dynamic": True, "streamed": True}
 
 
 @pytest.fixture
