@@ -487,6 +487,16 @@ class TestFindings:
             "ProblemError: no memory"
         )
 
+    def test_running_out_of_the_budgets_host_memory_is_an_answer_too(self):
+        failed = {"type": "HostCapError", "ledger": "host", "stage": "warmup"}
+        conditions = Conditions(cap_bytes=2 * 1024**2, host_cap_bytes=1024**2)
+        (finding,) = find([make_failure("oom", failed=failed, conditions=conditions)])
+        assert (finding.code, finding.severity) == ("out_of_memory", "note")
+        assert finding.message.endswith(
+            "the cell does not fit the enforced host cap of 1.00 MiB: during the warmup pass, in prefill: "
+            "HostCapError: no memory"
+        )
+
     @pytest.mark.parametrize(
         ("failed", "cap_bytes", "said"),
         [

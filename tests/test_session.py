@@ -546,6 +546,32 @@ class TestFallingShort:
         assert np.array_equal(*tokens)
         assert records["small", "streamed"]["fidelity"]["bit_equal"]
 
+    def test_a_cell_over_its_host_cap_is_oom_of_the_host_and_the_run_goes_on(
+        self, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        """Three layers are streamed, of which a token takes 2 * 2 * 16 * 4 = 256 bytes each.
+
+        Of `small` 2 sessions of 16 tokens take 8,192 bytes a layer, of `long` 2 of 32 tokens 16,384. All three layers
+        of `small` fit a cap of 24,576 to the byte; of `long` the second one does not.
+        """
+        experiment = tiny_experiment(
+            tmp_path,
+            workloads=[tiny_workload("long", prompt_tokens=28), tiny_workload("small")],
+            budget={"device_bytes": "8 MiB", "host_bytes": 24_576, "enforce": True},
+        )
+        result = invoke(experiment, "--out", tmp_path / "run")
+        assert result.exit_code == 0, result.output
+        records = {cell_name(record): record for record in read_records(tmp_path / "run")}
+        oom = records.pop(("long", "streamed"))
+        assert (oom["status"], oom["failure"]["type"], oom["failure"]["ledger"]) == ("oom", "HostCapError", "host")
+        assert "16.00 KiB (16,384 bytes) was asked for, the link's buffers hold 16.00 KiB" in oom["failure"]["message"]
+        assert oom["conditions"]["leaked_bytes"] == 0
+        assert {record["status"] for record in records.values()} == {"ok"}
+        assert len(records) == 5
+        assert records["small", "streamed"]["trials"][0]["kv_cache_host_bytes"] == 24_576
+        for record in records.values():
+            assert record["conditions"]["host_cap_bytes"] == 24_576
+
     def test_a_cell_that_takes_too_long_is_given_up_and_the_run_goes_on(
         self, tmp_path: Path, tiny_experiment: WriteExperiment
     ) -> None:

@@ -188,6 +188,8 @@ class Conditions(Strict, frozen=True, kw_only=True):
     """Device bytes live after the cell beyond `baseline_bytes`."""
     cap_bytes: int | None = None
     """Enforced limit on allocations in the memory, transfer and timing passes."""
+    host_cap_bytes: int | None = None
+    """Enforced limit on the link's host buffers in the same passes; None: there was none."""
     noise_floor_chunk_tokens: int | None = None
     """Size of the chunks that the baseline was prefilled in for its comparison with itself."""
     warmups_s: tuple[float, ...] = ()

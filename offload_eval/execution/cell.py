@@ -93,6 +93,7 @@ def measure_cell(
             baseline_bytes=baseline_bytes,
             leaked_bytes=None if live_bytes is None or baseline_bytes is None else live_bytes - baseline_bytes,
             cap_bytes=cap_bytes(spec.budget),
+            host_cap_bytes=host_cap_bytes(spec.budget),
             noise_floor_chunk_tokens=_noise_floor_chunk(spec),
         ),
     )
@@ -121,6 +122,11 @@ def _as_asked(spec: RunSpec, model: Any) -> Iterator[None]:
 def cap_bytes(budget: BudgetSpec) -> int | None:
     """What the allocator may hold when the budget is enforced: runtime bytes lie outside it."""
     return budget.device_bytes - budget.runtime_bytes if budget.enforce else None
+
+
+def host_cap_bytes(budget: BudgetSpec) -> int | None:
+    """What the link's buffers may take when the budget is enforced; None: the budget states no host memory."""
+    return budget.host_bytes if budget.enforce else None
 
 
 def _prepare(spec: RunSpec, model: Any, device: Device, reference_dir: Path) -> CellRun:
@@ -162,7 +168,7 @@ def _take_all(progress: _Progress, prepare: Callable[[], CellRun], report: Repor
     for index, step in enumerate(first):
         _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
     # Entered once: on CUDA it empties the allocator, and every pass after that would start cold.
-    with run.device.capped(cap_bytes(run.spec.budget)):
+    with run.device.capped(cap_bytes(run.spec.budget), host_cap_bytes(run.spec.budget)):
         for index, step in enumerate(measured, start=len(first)):
             _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
 
