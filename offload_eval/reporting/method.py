@@ -204,6 +204,27 @@ METHODS: Final = (
         "Of the worker, model included; the pinned allocator rounds up what it is asked for.",
     ),
     Method(
+        "cgroup peak, cgroup limit, cgroup swap",
+        RUN,
+        "peak_cgroup_bytes, cgroup_limit_bytes, max over trials of cgroup_swap_bytes",
+        "Of the control group with the tightest memory limit over the worker, else of its own: all its processes, "
+        "page cache included, seen at token boundaries of the memory pass and, where it tells of the pass, by the "
+        "kernel's high-water mark. Swap is what lies there, whenever it went.",
+    ),
+    Method(
+        "swapped in, swapped out",
+        RUN,
+        "sum over trials of swap_in_bytes, swap_out_bytes",
+        "By all processes of the machine during the timing passes. Where there was any, or any cgroup swap, the "
+        "cell's times are marked (swapped).",
+    ),
+    Method(
+        "major faults, minor faults",
+        RUN,
+        "sum over trials of num_major_faults, num_minor_faults",
+        "Pages that the worker touched in the timing passes and that had to be read from a disk, or only mapped.",
+    ),
+    Method(
         "H2D busy/step, D2H busy/step",
         RUN,
         "decode h2d_busy_s, decode d2h_busy_s / (output_tokens - 1)",

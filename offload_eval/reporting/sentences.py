@@ -20,10 +20,11 @@ from offload_eval.analysis.cells import (
 from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.analysis.rules_outcomes import failure_reason, out_of_memory_words
 from offload_eval.analysis.statistics import median_of, summarize_tpot
+from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.judgement import Comparison
 from offload_eval.core.records import Evidence, RunRecord
-from offload_eval.reporting.display import one_line, show_ms, show_number, show_percent
+from offload_eval.reporting.display import mark_swapped, one_line, show_ms, show_number, show_percent
 from offload_eval.reporting.grid import Cell, experiment_cells
 from offload_eval.units import format_bytes
 
@@ -169,10 +170,11 @@ def _tpot(record: RunRecord, baseline: RunRecord | None = None, comparison: Comp
     tpot_s = median_of(summarize_tpot(record))
     if tpot_s is None:
         return None
-    own = f"TPOT {show_ms(tpot_s, _DIGITS)} ms"
+    own = mark_swapped(f"TPOT {show_ms(tpot_s, _DIGITS)} ms", is_swapped(record))
     if baseline is None or comparison is None or comparison.tpot_ratio is None:
         return own
-    theirs = f"{baseline.spec.strategy.label}'s {show_ms(median_of(summarize_tpot(baseline)), _DIGITS)} ms"
+    baseline_ms = show_ms(median_of(summarize_tpot(baseline)), _DIGITS)
+    theirs = mark_swapped(f"{baseline.spec.strategy.label}'s {baseline_ms} ms", is_swapped(baseline))
     return f"{own}, {show_number(comparison.tpot_ratio, _DIGITS)}x {theirs}"
 
 

@@ -24,6 +24,7 @@ from offload_eval.analysis.statistics import (
     tokens_per_s,
     tpot_s,
 )
+from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import compile_mode
 from offload_eval.core.records import PHASES, PhaseSample, RunRecord, TrialSample
 from offload_eval.core.run_spec import content_hash
@@ -59,6 +60,7 @@ STRATEGY_COLUMNS: Final[dict[str, str]] = {
     "ttft_s": REAL,
     "tpot_s": REAL,
     "tokens_per_s": REAL,
+    "swapped": "boolean",
     "prefill_peak_bytes": COUNT,
     "decode_peak_bytes": COUNT,
     "kv_device_bytes": COUNT,
@@ -74,7 +76,8 @@ STRATEGY_COLUMNS: Final[dict[str, str]] = {
     "first_use_s": REAL,
     "run_id": TEXT,
 }
-"""`first_use_s` is the warm-up in which a compiled cell compiles; no trial has it in it."""
+"""`swapped`: swap was in use around the cell, whose times are the disk's. `first_use_s` is the warm-up in which a
+compiled cell compiles; no trial has it in it."""
 _TRIAL_FIELDS: Final[dict[str, str]] = {
     "ttft_s": REAL,
     "e2e_latency_s": REAL,
@@ -86,6 +89,11 @@ _TRIAL_FIELDS: Final[dict[str, str]] = {
     "pinned_allocated_bytes": COUNT,
     "swap_in_bytes": COUNT,
     "swap_out_bytes": COUNT,
+    "num_major_faults": COUNT,
+    "num_minor_faults": COUNT,
+    "peak_cgroup_bytes": COUNT,
+    "cgroup_limit_bytes": COUNT,
+    "cgroup_swap_bytes": COUNT,
     "num_alloc_retries": COUNT,
     "num_compilations": COUNT,
 }
@@ -97,6 +105,7 @@ TRIAL_COLUMNS: Final[dict[str, str]] = {
     **{f"{phase}_{name}": kind for phase in PHASES for name, kind in _PHASE_FIELDS.items()},
     "tpot_s": REAL,
     "tokens_per_s": REAL,
+    "swapped": "boolean",
     "inter_token_latencies_s": TEXT,
 }
 """`inter_token_latencies_s` holds every latency, separated by spaces."""
@@ -171,6 +180,7 @@ def _strategy_row(record: RunRecord, floor_nats: float | None) -> dict[str, Any]
         "ttft_s": median_of(summarize_ttft(record)),
         "tpot_s": median_of(summarize_tpot(record)),
         "tokens_per_s": median_of(summarize_throughput(record)),
+        "swapped": is_swapped(record),
         "prefill_peak_bytes": sample.prefill.peak_allocated_bytes,
         "decode_peak_bytes": sample.decode.peak_allocated_bytes,
         "kv_device_bytes": sample.kv_cache_device_bytes,
@@ -198,6 +208,7 @@ def _trial_row(record: RunRecord, number: int, trial: TrialSample) -> dict[str, 
         | {
             "tpot_s": tpot_s(trial),
             "tokens_per_s": tokens_per_s(trial, record.spec.workload.batch_size),
+            "swapped": is_swapped(record),
             "inter_token_latencies_s": None if latencies_s is None else " ".join(map(repr, latencies_s)),
         }
     )

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offload_eval.analysis.findings import find
+from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.records import RunRecord
@@ -19,11 +20,12 @@ from offload_eval.reporting.strategy_tables import Column, format_columns
 from offload_eval.reporting.tables import strategy_frame
 
 NAME_WIDTH: Final = 34
+SWAPPED: Final = "* swap was in use around the cell: its times are the disk's."
 COLUMNS: Final = (
     Column("analytic_sessions", "analytic sessions", show_count),
     Column("sessions_by_peak", "sessions by peak", show_count),
     Column("decode_peak_bytes", "decode peak ({unit})"),
-    Column("tpot_s", "TPOT (ms)", show_ms),
+    Column("tpot_s", "TPOT (ms)", show_ms, mark="swapped", sign="*"),
     Column("bytes_moved_per_token", "moved/token ({unit})"),
     Column("mean_kl_nats", "mean KL (nats)", show_number),
 )
@@ -42,7 +44,8 @@ def render_terminal(
         parts += [Text(one_line(workload), style="bold"), _bullets(sentences)]
     ordered = recorded(experiment_cells(experiment, records))
     if ordered:
-        parts += [Text(""), _strategy_table(ordered), Text(_closing(ordered, records, hardware))]
+        swapped = [Text(SWAPPED)] if any(map(is_swapped, ordered)) else []
+        parts += [Text(""), _strategy_table(ordered), *swapped, Text(_closing(ordered, records, hardware))]
     return Group(*parts)
 
 
