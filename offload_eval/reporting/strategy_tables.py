@@ -39,15 +39,16 @@ class Column(NamedTuple):
     optional: bool = False
     """Left out of a table in which no row has it."""
     mark: str | None = None
-    """Another column, whose word follows each value in brackets; of one that is true or not, its name where it is."""
+    """Another column, whose word follows each value in brackets; of one that is true or not, its name where it is.
+    The device's ledger goes without saying."""
     sign: str | None = None
     """Follows in place of the brackets, where there is little room."""
 
 
 CAPACITY_COLUMNS: Final = (
-    Column("analytic_sessions", "analytic sessions", show_count),
-    Column("sessions_by_trace", "sessions by trace", show_count, optional=True),
-    Column("sessions_by_peak", "sessions by peak", show_count),
+    Column("analytic_sessions", "analytic sessions", show_count, mark="analytic_ledger"),
+    Column("sessions_by_trace", "sessions by trace", show_count, optional=True, mark="ledger_by_trace"),
+    Column("sessions_by_peak", "sessions by peak", show_count, mark="ledger_by_peak"),
     Column("prefill_peak_bytes", "prefill peak ({unit})"),
     Column("decode_peak_bytes", "decode peak ({unit})"),
     Column("kv_device_bytes", "KV device ({unit})"),
@@ -99,7 +100,7 @@ ANALYTIC_CARD_COLUMNS: Final = (
     Column("kv_host_bytes_per_session", "KV host/session ({unit})"),
     Column("h2d_bytes_per_step", "H2D/step ({unit})"),
     Column("d2h_bytes_per_step", "D2H/step ({unit})"),
-    Column("analytic_sessions", "analytic sessions", show_count),
+    Column("analytic_sessions", "analytic sessions", show_count, mark="limiting_ledger"),
 )
 SWAPPED: Final = "swapped: swap was in use around these cells, so that their times are the disk's; see the findings."
 
@@ -125,7 +126,7 @@ def _format_column(frame: pd.DataFrame, column: Column) -> tuple[str, list[str]]
 
 
 def _marked(text: str, mark: Any, column: Column) -> str:
-    if not mark or text == MISSING:
+    if not mark or mark == "device" or text == MISSING:
         return text
     return f"{text}{column.sign}" if column.sign else f"{text} ({mark if isinstance(mark, str) else column.mark})"
 

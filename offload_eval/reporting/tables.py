@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from offload_eval.analysis.capacity import analytic_bound, analytic_sessions, sessions_by_peak, sessions_by_trace
+from offload_eval.analysis.capacity import Admitted, admitted_by_peak, admitted_by_trace, analytic_bound
 from offload_eval.analysis.cells import (
     bytes_moved_per_token,
     exposed_s_per_token,
@@ -45,6 +45,9 @@ ANALYTIC_COLUMNS: Final[dict[str, str]] = {
     "h2d_bytes_per_step": COUNT,
     "d2h_bytes_per_step": COUNT,
     "analytic_sessions": COUNT,
+    "device_sessions": COUNT,
+    "host_sessions": COUNT,
+    "limiting_ledger": TEXT,
     "assumptions": TEXT,
     "source": TEXT,
     "run_id": TEXT,
@@ -57,6 +60,9 @@ STRATEGY_COLUMNS: Final[dict[str, str]] = {
     "analytic_sessions": COUNT,
     "sessions_by_trace": COUNT,
     "sessions_by_peak": COUNT,
+    "analytic_ledger": TEXT,
+    "ledger_by_trace": TEXT,
+    "ledger_by_peak": TEXT,
     "ttft_s": REAL,
     "tpot_s": REAL,
     "tokens_per_s": REAL,
@@ -76,8 +82,9 @@ STRATEGY_COLUMNS: Final[dict[str, str]] = {
     "first_use_s": REAL,
     "run_id": TEXT,
 }
-"""`swapped`: swap was in use around the cell, whose times are the disk's. `first_use_s` is the warm-up in which a
-compiled cell compiles; no trial has it in it."""
+"""Ledgers: the one that admits fewer sessions, where the budget states host memory. `swapped`: swap was in use around
+the cell, whose times are the disk's. `first_use_s` is the warm-up in which a compiled cell compiles; no trial has it
+in it."""
 _TRIAL_FIELDS: Final[dict[str, str]] = {
     "ttft_s": REAL,
     "e2e_latency_s": REAL,
@@ -119,9 +126,9 @@ def analytic_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
 def strategy_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
     """The strategy table: one row a cell, medians over trials, raw SI units; sessions by the cell's trace, if any."""
     floors = noise_floors(records)
-    traced = {content_hash(record.spec): sessions_by_trace(record) for record in latest_traces(records)}
+    traced = {content_hash(record.spec): admitted_by_trace(record) for record in latest_traces(records)}
     rows = (
-        _strategy_row(record, floors.get(record.run_id)) | {"sessions_by_trace": traced.get(content_hash(record.spec))}
+        _strategy_row(record, floors.get(record.run_id)) | _admitted("trace", traced.get(content_hash(record.spec)))
         for record in latest_records(records)
     )
     return typed_frame(rows, STRATEGY_COLUMNS)
@@ -172,29 +179,39 @@ def cell_labels(record: RunRecord) -> dict[str, str]:
     return _labels(record) | {"status": record.status, "evidence": record.evidence}
 
 
+def _admitted(how: str, admitted: Admitted | None) -> dict[str, Any]:
+    if admitted is None:
+        return {}
+    return {f"sessions_by_{how}": admitted.sessions, f"ledger_by_{how}": admitted.ledger}
+
+
 def _strategy_row(record: RunRecord, floor_nats: float | None) -> dict[str, Any]:
-    sample = merged_sample(record)
-    return cell_labels(record) | {
-        "analytic_sessions": analytic_sessions(record),
-        "sessions_by_peak": sessions_by_peak(record),
-        "ttft_s": median_of(summarize_ttft(record)),
-        "tpot_s": median_of(summarize_tpot(record)),
-        "tokens_per_s": median_of(summarize_throughput(record)),
-        "swapped": is_swapped(record),
-        "prefill_peak_bytes": sample.prefill.peak_allocated_bytes,
-        "decode_peak_bytes": sample.decode.peak_allocated_bytes,
-        "kv_device_bytes": sample.kv_cache_device_bytes,
-        "kv_host_bytes": sample.kv_cache_host_bytes,
-        "bytes_moved_per_token": bytes_moved_per_token(record),
-        "exposed_s_per_token": exposed_s_per_token(record),
-        "mean_kl_nats": mean_kl_nats(record),
-        "noise_floor_nats": floor_nats,
-        "batch_size": record.spec.workload.batch_size,
-        "prefill_chunk_tokens": record.spec.workload.prefill_chunk_tokens,
-        "attn_implementation": record.spec.attn_implementation,
-        "compile": compile_mode(record.spec.strategy),
-        "first_use_s": first_use_s(record),
-    }
+    sample, bound = merged_sample(record), analytic_bound(record)
+    return (
+        cell_labels(record)
+        | _admitted("peak", admitted_by_peak(record))
+        | {
+            "analytic_sessions": None if bound is None else bound.sessions,
+            "analytic_ledger": None if bound is None else bound.limiting_ledger,
+            "ttft_s": median_of(summarize_ttft(record)),
+            "tpot_s": median_of(summarize_tpot(record)),
+            "tokens_per_s": median_of(summarize_throughput(record)),
+            "swapped": is_swapped(record),
+            "prefill_peak_bytes": sample.prefill.peak_allocated_bytes,
+            "decode_peak_bytes": sample.decode.peak_allocated_bytes,
+            "kv_device_bytes": sample.kv_cache_device_bytes,
+            "kv_host_bytes": sample.kv_cache_host_bytes,
+            "bytes_moved_per_token": bytes_moved_per_token(record),
+            "exposed_s_per_token": exposed_s_per_token(record),
+            "mean_kl_nats": mean_kl_nats(record),
+            "noise_floor_nats": floor_nats,
+            "batch_size": record.spec.workload.batch_size,
+            "prefill_chunk_tokens": record.spec.workload.prefill_chunk_tokens,
+            "attn_implementation": record.spec.attn_implementation,
+            "compile": compile_mode(record.spec.strategy),
+            "first_use_s": first_use_s(record),
+        }
+    )
 
 
 def _trial_row(record: RunRecord, number: int, trial: TrialSample) -> dict[str, Any]:

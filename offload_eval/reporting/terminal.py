@@ -22,8 +22,8 @@ from offload_eval.reporting.tables import strategy_frame
 NAME_WIDTH: Final = 34
 SWAPPED: Final = "* swap was in use around the cell: its times are the disk's."
 COLUMNS: Final = (
-    Column("analytic_sessions", "analytic sessions", show_count),
-    Column("sessions_by_peak", "sessions by peak", show_count),
+    Column("analytic_sessions", "analytic sessions", show_count, mark="analytic_ledger"),
+    Column("sessions_by_peak", "sessions by peak", show_count, mark="ledger_by_peak"),
     Column("decode_peak_bytes", "decode peak ({unit})"),
     Column("tpot_s", "TPOT (ms)", show_ms, mark="swapped", sign="*"),
     Column("bytes_moved_per_token", "moved/token ({unit})"),
