@@ -35,6 +35,10 @@ class CellUnsupportedError(UnableError):
     """A cell asks for what the model or the device turns out not to have; it alone is given up."""
 
 
+class HostCapError(MemoryError):
+    """A buffer of the link would pass the cap on host memory: the budget's ledger ran out, not the machine's."""
+
+
 class UnknownModelStructureError(UnableError):
     """The arithmetic does not understand a field of the model's config.json, and refuses to guess."""
 

@@ -45,6 +45,7 @@ from offload_eval.analysis.cells import (
 )
 from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.analysis.findings import CELL_RULES, DIRECTORY_RULES, find
+from offload_eval.analysis.swap import SwapUse, is_swapped, swap_use
 from offload_eval.core.experiment import MeasurementPlan, OffloadedSpec, QuantizedSpec, StaticSpec
 from offload_eval.core.records import Conditions, PhaseSample, TrialSample
 from offload_eval.core.shape import LayerGroup
@@ -397,6 +398,9 @@ PLANTED = {
     "tpot_spread": ("warning", make_record(trials=(make_trial(0.010), make_timing(0.0111), make_timing(0.010)))),
     "leaked_bytes": ("warning", make_streamed(conditions=Conditions(leaked_bytes=1))),
     "swap_traffic": ("warning", make_record(trials=make_trials(swap_out_bytes=4096))),
+    "cgroup_swap": ("warning", make_record(trials=make_trials(cgroup_swap_bytes=4096))),
+    # Three rounds of 0.5 + 156 * 0.010 = 2.06 s: a hundredth of 6.18 s are 618 faults of 0.1 ms.
+    "major_faults": ("warning", make_record(trials=make_trials(num_major_faults=619))),
     "alloc_retries": ("warning", make_record(trials=make_trials(num_alloc_retries=1))),
     "few_trials": ("warning", make_record(trials=make_trials()[:2])),
     "no_memory_pass": ("warning", make_record(trials=(make_timing(),) * 3)),
@@ -485,6 +489,41 @@ class TestFindings:
         assert finding.message.endswith(
             "the cell does not fit the enforced cap of 2.00 MiB: during the memory pass, in prefill: "
             "ProblemError: no memory"
+        )
+
+    def test_a_few_major_faults_are_a_note_with_what_they_may_have_cost(self):
+        (finding,) = find([make_record(trials=make_trials(num_major_faults=618))])
+        assert (finding.code, finding.severity, finding.remedy) == ("major_faults", "note", "")
+        assert "618 times in 6.18 s of timing passes: at 0.1 ms each 1.00% of that time (limit 1%)" in finding.message
+        assert "Suspected cause" in finding.message
+
+    def test_what_swapped_is_summed_over_trials_and_of_a_group_the_most(self):
+        trials = (make_trial(swap_in_bytes=3, cgroup_swap_bytes=5), make_trial(swap_in_bytes=4, cgroup_swap_bytes=2))
+        assert swap_use(make_record(trials=trials)) == SwapUse(in_bytes=7, out_bytes=0, cgroup_bytes=5)
+
+    @pytest.mark.parametrize(
+        ("seen", "expected"),
+        [
+            ({}, False),
+            ({"swap_in_bytes": 1}, True),
+            ({"swap_out_bytes": 1}, True),
+            ({"cgroup_swap_bytes": 1}, True),
+            ({"swap_in_bytes": None, "swap_out_bytes": None, "cgroup_swap_bytes": 0}, False),
+            ({"swap_in_bytes": None, "swap_out_bytes": None}, None),
+        ],
+        ids=["none", "in", "out", "group", "group alone", "unseen"],
+    )
+    def test_a_cell_is_marked_where_any_swap_was_seen(self, seen, expected):
+        assert is_swapped(make_record(trials=make_trials(**seen))) is expected
+
+    def test_running_out_of_the_budgets_host_memory_is_an_answer_too(self):
+        failed = {"type": "HostCapError", "ledger": "host", "stage": "warmup"}
+        conditions = Conditions(cap_bytes=2 * 1024**2, host_cap_bytes=1024**2)
+        (finding,) = find([make_failure("oom", failed=failed, conditions=conditions)])
+        assert (finding.code, finding.severity) == ("out_of_memory", "note")
+        assert finding.message.endswith(
+            "the cell does not fit the enforced host cap of 1.00 MiB: during the warmup pass, in prefill: "
+            "HostCapError: no memory"
         )
 
     @pytest.mark.parametrize(

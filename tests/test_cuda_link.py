@@ -10,9 +10,10 @@ import torch
 from fake_cuda import FIRST, SECOND, FakeCuda
 
 from offload_eval.core.records import PhaseSample
-from offload_eval.errors import UnableError
+from offload_eval.errors import HostCapError, UnableError
 from offload_eval.instruments.cuda import CudaDevice, CudaMemoryMeter
 from offload_eval.instruments.cuda_link import CudaLink, PinnedLedger
+from offload_eval.instruments.host_cap import pinned_block_bytes
 
 GPU = FIRST
 
@@ -323,6 +324,36 @@ def test_requested_pinned_bytes_are_known_while_all_pinned_blocks_are_ours() -> 
     del view
     gc.collect()
     assert ledger.requested_bytes(active_requests=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked_bytes", "block_bytes"), [(0, 0), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1025, 2048), (2**40 + 1, 2**41)]
+)
+def test_a_pinned_block_is_the_next_power_of_two(asked_bytes: int, block_bytes: int) -> None:
+    assert pinned_block_bytes(asked_bytes) == block_bytes
+
+
+def test_the_cap_on_pinned_buffers_counts_rounded_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 bytes, buffers of 5 and 3 take 8 and 4: 4 are left, which a buffer of 5 does not fit and one of 4 does."""
+    empty, ledger = torch.empty, PinnedLedger()
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, **_: empty(shape, dtype=dtype))
+    ledger.cap_bytes = 16
+    with FakeCuda(), CudaLink(GPU, ledger, timed=False) as link:
+        kept = [link.empty_host((size,), torch.uint8) for size in (5, 3)]
+        with pytest.raises(HostCapError, match=r"of 8 B was asked for.*hold 12 B.*cap is 16 B"):
+            link.empty_host((5,), torch.uint8)
+        kept.append(link.empty_host((2, 2), torch.uint8))
+        kept.pop(0)
+        kept.append(link.empty_host((4,), torch.int16))
+    assert [buffer.nbytes for buffer in kept] == [3, 4, 8]
+
+
+def test_the_host_cap_is_lifted_however_the_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ScriptedAllocator(monkeypatch)
+    device = CudaDevice()
+    with pytest.raises(HostCapError), device.capped(None, 250):
+        device._pinned.refuse_past_cap(251)
+    device._pinned.refuse_past_cap(251)
 
 
 class ScriptedAllocator:

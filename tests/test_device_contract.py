@@ -1,10 +1,13 @@
 """What every device must do; the same tests run on each one that is here."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from offload_eval.errors import HostCapError
+from offload_eval.execution.cell import exhausted_ledger
 from offload_eval.instruments.copies import Copy
 from offload_eval.instruments.cpu import CpuDevice
 from offload_eval.instruments.device import Device
@@ -179,6 +182,35 @@ def test_a_cap_raises_out_of_memory_and_is_lifted_afterwards(device: Device):
         del fits
     with device.measure_memory():
         torch.zeros(256 * MIB, dtype=torch.uint8, device=device.torch_device)
+
+
+def test_a_host_buffer_past_the_cap_is_refused_and_the_cap_is_lifted_afterwards(device: Device):
+    """Powers of two, so that both ledgers agree: 6 MiB hold 4 and 2 MiB, and then no byte more."""
+    with device.open_link(timed=False) as link:
+        with device.capped(None, 6 * MIB):
+            first, second = link.empty_host((4, MIB), torch.uint8), link.empty_host((MIB,), torch.float16)
+            with pytest.raises(HostCapError, match=r"of 1 B was asked for.*hold .*6,291,456 bytes.*cap is 6\.00 MiB"):
+                link.empty_host((1,), torch.uint8)
+            del first
+            third = link.empty_host((MIB,), torch.float32)
+        more = link.empty_host((MIB,), torch.float32)
+    assert [buffer.nbytes for buffer in (second, third, more)] == [2 * MIB, 4 * MIB, 4 * MIB]
+
+
+def test_a_host_cap_counts_as_the_host_ledger_and_leaves_the_device_alone(device: Device):
+    with device.capped(None, 1), device.measure_memory(), device.open_link(timed=False) as link:
+        on_device = torch.zeros(MIB, dtype=torch.uint8, device=device.torch_device)
+        with pytest.raises(MemoryError) as raised:
+            link.empty_host((2,), torch.uint8)
+    assert exhausted_ledger(raised.value) == "host"
+    assert on_device.nbytes == MIB
+
+
+def test_three_bytes_are_four_to_a_pinned_allocator(device: Device):
+    with device.capped(None, 3), device.open_link(timed=False) as link:
+        expected = nullcontext() if device.name == "cpu" else pytest.raises(HostCapError, match="of 4 B was asked for")
+        with expected:
+            assert link.empty_host((3,), torch.uint8).nbytes == 3
 
 
 def test_what_dies_is_no_longer_live(device: Device):

@@ -10,10 +10,11 @@ from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
+from planted_root import V1, V2, plant
 
 from offload_eval.errors import UnableError
 from offload_eval.instruments import environment, host_memory, nvml
-from offload_eval.instruments.host_memory import CgroupMemory, HostMemoryMeter, SwapCounters
+from offload_eval.instruments.host_memory import CgroupMemory, SwapCounters
 
 MIB = 2**20
 CARD = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -86,42 +87,6 @@ def test_the_commit_is_the_checkouts_own(tmp_path: Path) -> None:
     assert environment._git_commit(tmp_path / "package") is None
 
 
-def plant(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-V2 = {
-    "proc/self/cgroup": "0::/pod/box/job\n",
-    "proc/self/mountinfo": (
-        "24 1 0:22 / /proc rw - proc proc rw\n30 23 0:26 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup rw\n"
-    ),
-    "sys/fs/cgroup/pod/memory.max": f"{700 * MIB}\n",
-    "sys/fs/cgroup/pod/memory.current": f"{400 * MIB}\n",
-    "sys/fs/cgroup/pod/cpu.max": "350000 100000\n",
-    "sys/fs/cgroup/pod/box/memory.max": "max\n",
-    "sys/fs/cgroup/pod/box/cpu.max": "max 100000\n",
-    "sys/fs/cgroup/pod/box/job/memory.max": f"{900 * MIB}\n",
-    "sys/fs/cgroup/pod/box/job/memory.current": f"{100 * MIB}\n",
-}
-V1 = {
-    "proc/self/cgroup": "9:cpu,cpuacct:/docker/a1\n4:memory:/docker/a1/job\n0::/\n",
-    "proc/self/mountinfo": (
-        "33 31 0:30 /docker/a1 /sys/fs/cgroup/cpu,cpuacct rw master:2 - cgroup cgroup rw,cpu,cpuacct\n"
-        "35 31 0:32 /docker/a1 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-        "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
-    ),
-    "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{512 * MIB}\n",
-    "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{300 * MIB}\n",
-    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
-    "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{50 * MIB}\n",
-    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
-    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-}
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -192,47 +157,6 @@ def test_swap_counters_are_pages_turned_into_bytes(tmp_path: Path) -> None:
     root = plant(tmp_path, {"proc/vmstat": "pgpgin 9\npswpin 3\npswpout 5\npswpin_other 8\n"})
     assert host_memory.read_swap_counters(root) == SwapCounters(3 * page_bytes, 5 * page_bytes)
     assert host_memory.read_swap_counters(tmp_path / "nowhere") is None
-
-
-def touch_memory(size_bytes: int) -> None:
-    block = bytearray(size_bytes)
-    block[::4096] = b"x" * len(block[::4096])
-
-
-def test_the_peak_is_the_blocks_own() -> None:
-    """A larger peak before the block does not count; one inside it does, after it was freed."""
-    touch_memory(256 * MIB)
-    resident_bytes = psutil.Process().memory_info().rss
-    with HostMemoryMeter() as idle:
-        touch_memory(MIB)
-    if not host_memory._reset_peak(host_memory.ROOT):
-        pytest.skip("this kernel does not let the high-water mark be set back")
-    with HostMemoryMeter() as busy:
-        touch_memory(128 * MIB)
-    assert idle.peak_host_rss_bytes == pytest.approx(resident_bytes, abs=32 * MIB)
-    assert busy.peak_host_rss_bytes == pytest.approx(resident_bytes + 128 * MIB, abs=32 * MIB)
-
-
-@pytest.mark.parametrize(("marks", "expected"), [((400, 500), 500), ((400, 400), None)])
-def test_without_a_reset_the_lifetime_peak_counts_only_if_it_rose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: tuple[int, int], expected: int | None
-) -> None:
-    """The planted root has no clear_refs to write to; its high-water mark could be anybody's."""
-    root = plant(tmp_path, {"proc/self/status": "VmHWM: 77 kB\n"})
-    (root / "proc/self/clear_refs").mkdir()
-    readings = iter(marks)
-    monkeypatch.setattr(host_memory, "_lifetime_peak_bytes", lambda: next(readings))
-    with HostMemoryMeter(root) as meter:
-        pass
-    assert meter.peak_host_rss_bytes == expected
-
-
-def test_swap_traffic_is_what_happened_inside_the_block(tmp_path: Path) -> None:
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    plant(tmp_path, {"proc/vmstat": "pswpin 10\npswpout 20\n", "proc/self/status": ""})
-    with HostMemoryMeter(tmp_path) as meter:
-        plant(tmp_path, {"proc/vmstat": "pswpin 14\npswpout 27\n"})
-    assert (meter.swap_in_bytes, meter.swap_out_bytes) == (4 * page_bytes, 7 * page_bytes)
 
 
 class FakeNvml(ModuleType):

@@ -423,8 +423,27 @@ class TestReport:
             ["streamed", "3.000", "1.000", "2"],
         ]
 
+    def test_pressure_on_host_memory_has_a_table_of_its_own(self):
+        first = make_trial(
+            0.015,
+            peak_cgroup_bytes=3 * 2**30,
+            cgroup_limit_bytes=4 * 2**30,
+            cgroup_swap_bytes=2**20,
+            swap_in_bytes=8192,
+            num_major_faults=3,
+            num_minor_faults=1200,
+        )
+        again = make_timing(0.015, swap_in_bytes=4096, swap_out_bytes=0, num_major_faults=4, num_minor_faults=34)
+        text = render_report(make_experiment(), [make_record(), make_streamed(trials=(first, again, again))])
+        assert table_with(text, "major faults") == [
+            ["strategy", "cgroup peak (GiB)", "cgroup limit (GiB)", "cgroup swap (MiB)", "swapped in (KiB)",
+             "swapped out (B)", "major faults", "minor faults"],
+            ["dynamic", "-", "-", "-", "0", "0", "-", "-"],
+            ["streamed", "3.000", "4.000", "1.000", "16.00", "0", "11", "1,268"],
+        ]  # fmt: skip
+
     def test_a_table_that_knows_nothing_is_left_out(self):
-        bare = make_trials(num_alloc_retries=None)
+        bare = make_trials(num_alloc_retries=None, swap_in_bytes=None, swap_out_bytes=None)
         text = render_report(make_experiment(), [make_record(trials=bare, fidelity=None)])
         strategies = text.split("## Strategies")[1].split("## Analytic card")[0]
         assert re.findall(r"^### (.*): small$", strategies, re.M) == [

@@ -255,6 +255,8 @@ class TestFinishedRun:
             assert all(latency > 0 for latency in (trial["ttft_s"], *trial["inter_token_latencies_s"]))
             total_s = trial["ttft_s"] + sum(trial["inter_token_latencies_s"])
             assert trial["e2e_latency_s"] == pytest.approx(total_s, rel=1e-6)
+            assert min(trial["num_major_faults"], trial["num_minor_faults"]) >= 0
+            assert trial["peak_cgroup_bytes"] is None or trial["peak_cgroup_bytes"] > 0
             assert len(record["fidelity"]["kl_nats"]) == asked["output_tokens"]
             assert record["conditions"]["baseline_bytes"] == record["model"]["weights_bytes"] == WEIGHTS_BYTES
             assert record["conditions"]["leaked_bytes"] == 0
@@ -545,6 +547,32 @@ class TestFallingShort:
         tokens = [load_tokens(run, "small") for run in (tmp_path / "run", clean_run.path)]
         assert np.array_equal(*tokens)
         assert records["small", "streamed"]["fidelity"]["bit_equal"]
+
+    def test_a_cell_over_its_host_cap_is_oom_of_the_host_and_the_run_goes_on(
+        self, tmp_path: Path, tiny_experiment: WriteExperiment
+    ) -> None:
+        """Three layers are streamed, of which a token takes 2 * 2 * 16 * 4 = 256 bytes each.
+
+        Of `small` 2 sessions of 16 tokens take 8,192 bytes a layer, of `long` 2 of 32 tokens 16,384. All three layers
+        of `small` fit a cap of 24,576 to the byte; of `long` the second one does not.
+        """
+        experiment = tiny_experiment(
+            tmp_path,
+            workloads=[tiny_workload("long", prompt_tokens=28), tiny_workload("small")],
+            budget={"device_bytes": "8 MiB", "host_bytes": 24_576, "enforce": True},
+        )
+        result = invoke(experiment, "--out", tmp_path / "run")
+        assert result.exit_code == 0, result.output
+        records = {cell_name(record): record for record in read_records(tmp_path / "run")}
+        oom = records.pop(("long", "streamed"))
+        assert (oom["status"], oom["failure"]["type"], oom["failure"]["ledger"]) == ("oom", "HostCapError", "host")
+        assert "16.00 KiB (16,384 bytes) was asked for, the link's buffers hold 16.00 KiB" in oom["failure"]["message"]
+        assert oom["conditions"]["leaked_bytes"] == 0
+        assert {record["status"] for record in records.values()} == {"ok"}
+        assert len(records) == 5
+        assert records["small", "streamed"]["trials"][0]["kv_cache_host_bytes"] == 24_576
+        for record in records.values():
+            assert record["conditions"]["host_cap_bytes"] == 24_576
 
     def test_a_cell_that_takes_too_long_is_given_up_and_the_run_goes_on(
         self, tmp_path: Path, tiny_experiment: WriteExperiment
@@ -868,6 +896,23 @@ class TestRefusedBeforehand:
 
     def test_a_hub_id_that_is_not_in_the_cache(self, tmp_path: Path, tiny_experiment: WriteExperiment) -> None:
         self.refuse(tiny_experiment(tmp_path, model={"source": "nobody/no-such-model"}), "nobody/no-such-model")
+
+
+def test_dry_run_says_where_the_host_ledger_decides(
+    tmp_path: Path, tiny_experiment: WriteExperiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three layers of 16 tokens of 256 bytes are 12,288 bytes a session on the host: ten in 122,880."""
+    monkeypatch.setenv("COLUMNS", "80")
+    experiment = tiny_experiment(tmp_path, budget={"device_bytes": "8 MiB", "host_bytes": 122_880})
+    shown = invoke(experiment, "--dry-run").stdout
+    sessions = {words[0]: words[9:] for line in shown.splitlines() if len(words := line.split()) > 9}
+    assert sessions["streamed"] == ["10", "(host)"]
+    assert sessions["dynamic"] == ["641"]
+    assert max(map(len, shown.splitlines())) <= 80
+    document = json.loads(invoke(experiment, "--dry-run", "--json").stdout)
+    bounds = {cell["spec"]["strategy"]["kind"]: cell["bound"] for cell in document["cells"]}
+    assert (bounds["streamed"]["sessions"], bounds["streamed"]["limiting_ledger"]) == (10, "host")
+    assert (bounds["dynamic"]["sessions"], bounds["dynamic"]["limiting_ledger"]) == (641, "device")
 
 
 def test_dry_run_lists_cells_with_bound_and_refusal_and_makes_no_directory(

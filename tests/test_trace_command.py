@@ -226,6 +226,24 @@ class TestAdmission:
             peak_bytes = max(at["prefill"]["peak_device_bytes"], at["decode"]["peak_device_bytes"])
             assert (peak_bytes <= available_bytes) is fits
 
+    def test_a_budget_with_host_memory_bounds_it_on_the_host(
+        self, tmp_path: Path, tiny_experiment: Any, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Sessions of 16 tokens, in a byte less than eight of them take."""
+        monkeypatch.setenv("COLUMNS", "80")
+        host_bytes = 8 * 16 * TOKEN_BYTES - 1
+        experiment = str(tiny_experiment(tmp_path, budget={"device_bytes": "8 MiB", "host_bytes": host_bytes}))
+        document = trace(experiment, "--device", "cpu")
+        assert document["host_available_bytes"] == host_bytes
+        found = {cell["kind"]: cell["admission"] for cell in document["strategies"]}
+        assert [found["streamed"][name] for name in ("limit", "host_sessions", "limiting_ledger")] == [7, 7, "host"]
+        assert found["dynamic"]["host_sessions"] is None
+        assert found["dynamic"]["limiting_ledger"] == "device"
+        text = invoke(experiment, "--device", "cpu").stdout
+        assert "96.00 KiB on the host:" in " ".join(text.split())
+        assert "7 (host)" in text
+        assert max(map(len, text.splitlines())) <= 80
+
 
 class TestLatency:
     def test_bounds_come_from_the_trace_and_the_profile(self, tmp_path: Path, tiny: tuple[str, ...]):

@@ -36,6 +36,8 @@ CELL_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
     rules_conditions.check_tpot_spread,
     rules_conditions.check_leak,
     rules_conditions.check_swap,
+    rules_conditions.check_cgroup_swap,
+    rules_conditions.check_major_faults,
     rules_conditions.check_alloc_retries,
     rules_conditions.check_trials,
     rules_conditions.check_memory_pass,

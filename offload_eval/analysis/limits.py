@@ -82,10 +82,14 @@ def _limit(group: Sequence[RunRecord], capacity: CapacitySpec) -> CapacityLimit:
         evidence=first.evidence,
         cap_bytes=next((record.conditions.cap_bytes for record in runs if record.conditions.cap_bytes), None),
         analytic=None if bound is None else bound.sessions,
+        analytic_ledger=None if bound is None else bound.limiting_ledger,
         probes=len({record.spec.workload.batch_size for record in searched}),
         run_ids=tuple(record.run_id for record in runs),
     )
-    limit = msgspec.structs.replace(limit, traced=_traced_limit(traces, limit.cap_bytes))
+    traced = _traced_limit(traces, limit.cap_bytes)
+    if traced is not None and bound is not None and bound.host_sessions is not None:
+        traced = min(traced, bound.host_sessions)
+    limit = msgspec.structs.replace(limit, traced=traced)
     if (refusal := _refusal(searched)) is not None:
         return msgspec.structs.replace(limit, refusal=refusal)
     return _with_measured(limit, runs, traces, capacity)

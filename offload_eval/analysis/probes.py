@@ -7,6 +7,7 @@ import msgspec
 
 from offload_eval.analysis.cells import merged_sample
 from offload_eval.analysis.statistics import summarize_throughput, summarize_tpot, summarize_ttft
+from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import StrategySpec, Workload
 from offload_eval.core.limits import Ledger, Lengths, TimedBatch
 from offload_eval.core.records import PHASES, RunRecord
@@ -102,7 +103,7 @@ def timed_batch(record: RunRecord) -> TimedBatch | None:
         ttft_s=ttft.median,
         tpot_s=tpot.median,
         tokens_per_s=throughput.median,
-        swapped=any((trial.swap_in_bytes or 0) + (trial.swap_out_bytes or 0) for trial in record.trials),
+        swapped=bool(is_swapped(record)),
         run_id=record.run_id,
     )
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from offload_eval.analysis.capacity import (
+    admitted_by_peak,
     analytic_bound,
-    analytic_sessions,
     resident_bytes,
-    sessions_by_peak,
     worst_peak_bytes,
 )
 from offload_eval.analysis.comparison import compare_with_baseline
@@ -67,8 +66,10 @@ def _counted(where: str, seen_bytes: int, at_least: str, card_bytes: int) -> str
 
 
 def check_sessions_by_peak(record: RunRecord) -> Finding | None:
-    """An extrapolation from what was seen beats an upper bound."""
-    by_peak, analytic = sessions_by_peak(record), analytic_sessions(record)
+    """An extrapolation from what was seen beats an upper bound, both of the device ledger."""
+    admitted, bound = admitted_by_peak(record), analytic_bound(record)
+    by_peak = None if admitted is None else admitted.device_sessions
+    analytic = None if bound is None else bound.device_sessions
     if by_peak is None or analytic is None or by_peak <= analytic:
         return None
     return Finding(

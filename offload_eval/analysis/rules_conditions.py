@@ -4,6 +4,7 @@ from typing import Final
 
 from offload_eval.analysis.cells import merged_sample
 from offload_eval.analysis.statistics import relative_spread, tpot_samples_s
+from offload_eval.analysis.swap import swap_use
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import RunRecord
 from offload_eval.units import format_bytes
@@ -12,6 +13,9 @@ CONTENDED_RATIO: Final = 1.5
 """Wall over CPU time; above it, the probe's threads waited for a core a third of their time."""
 SPREAD_LIMIT_RATIO: Final = 0.10
 LEAST_TRIALS: Final = 3
+MAJOR_FAULT_S: Final = 1e-4
+"""What one is taken to cost: a random read of a solid-state disk. On a hard disk it is up to a hundred times that."""
+MAJOR_FAULTS_LIMIT_RATIO: Final = 0.01
 TIMED_EVIDENCE: Final = ("emulated", "measured")
 
 
@@ -66,16 +70,52 @@ def check_leak(record: RunRecord) -> Finding | None:
 
 def check_swap(record: RunRecord) -> Finding | None:
     """The machine swapped while time was taken."""
-    in_bytes = sum(trial.swap_in_bytes or 0 for trial in record.trials)
-    out_bytes = sum(trial.swap_out_bytes or 0 for trial in record.trials)
-    if in_bytes + out_bytes == 0:
+    use = swap_use(record)
+    if use.in_bytes + use.out_bytes == 0:
         return None
     return Finding(
         code="swap_traffic",
         severity="warning",
-        message=f"{format_bytes(in_bytes)} came from swap and {format_bytes(out_bytes)} went to it during "
-        "the timing passes. Suspected cause: host memory is full; times are the disk's.",
+        message=f"{format_bytes(use.in_bytes)} came from swap and {format_bytes(use.out_bytes)} went to it during "
+        "the timing passes. Suspected cause: host memory is full; times are the disk's, and are marked.",
         remedy="Free host memory, turn swap off, or ask for a smaller batch or prompt.",
+        run_ids=(record.run_id,),
+    )
+
+
+def check_cgroup_swap(record: RunRecord) -> Finding | None:
+    """Memory of the worker's control group lies in swap."""
+    swap_bytes = swap_use(record).cgroup_bytes
+    if swap_bytes == 0:
+        return None
+    return Finding(
+        code="cgroup_swap",
+        severity="warning",
+        message=f"up to {format_bytes(swap_bytes)} of the control group's memory lay in swap in the memory passes. "
+        "It may have gone there before the cell, and be another process's of the group; what of it the worker "
+        "touches comes back from the disk, so the cell's times are marked. Suspected cause: the group's limit is too "
+        "small, or the machine's memory is full.",
+        remedy="Raise the group's memory limit, set its swap limit to 0, or ask for a smaller batch or prompt.",
+        run_ids=(record.run_id,),
+    )
+
+
+def check_major_faults(record: RunRecord) -> Finding | None:
+    """The worker waited for pages from a disk while time was taken."""
+    faults = sum(trial.num_major_faults or 0 for trial in record.trials)
+    if faults == 0:
+        return None
+    timed_s = sum(trial.e2e_latency_s or 0.0 for trial in record.trials)
+    share = faults * MAJOR_FAULT_S / timed_s if timed_s else 0.0
+    grave = share > MAJOR_FAULTS_LIMIT_RATIO
+    return Finding(
+        code="major_faults",
+        severity="warning" if grave else "note",
+        message=f"the worker waited for a page from a disk {faults:,} times in {timed_s:.3g} s of timing passes: at "
+        f"{MAJOR_FAULT_S * 1000:g} ms each {share:.2%} of that time (limit {MAJOR_FAULTS_LIMIT_RATIO:.0%}). Suspected "
+        "cause: host memory is full, so that pages of weights and libraries, which are mapped from files, are dropped "
+        "and read again, or come from swap.",
+        remedy="Free host memory or raise the control group's limit." if grave else "",
         run_ids=(record.run_id,),
     )
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import RunRecord
+from offload_eval.errors import HostCapError
 from offload_eval.units import format_bytes
 
 UNCAPPED_STAGES: Final = ("support", "load", "prepare", "reference", "fidelity")
@@ -44,8 +45,17 @@ def exceeds_cap(record: RunRecord) -> bool:
     return failure.ledger != "host" and failure.stage not in UNCAPPED_STAGES
 
 
+def exceeds_host_cap(record: RunRecord) -> bool:
+    """Whether a cell ran out of the host memory that the budget states, and not of the machine's."""
+    failure = record.failure
+    return failure is not None and record.status == "oom" and failure.type == HostCapError.__name__
+
+
 def out_of_memory_words(record: RunRecord) -> str:
     """What ran out, where and why, as the rest of a sentence that begins with the cell."""
+    if exceeds_host_cap(record):
+        cap = format_bytes(record.conditions.host_cap_bytes)
+        return f"does not fit the enforced host cap of {cap}: {failure_reason(record)}"
     if exceeds_cap(record):
         return (
             f"does not fit the enforced cap of {format_bytes(record.conditions.cap_bytes)}: {failure_reason(record)}"
@@ -69,7 +79,7 @@ def _unsupported(record: RunRecord) -> Finding:
 
 def _out_of_memory(record: RunRecord) -> Finding:
     message = f"the cell {out_of_memory_words(record)}"
-    if exceeds_cap(record):
+    if exceeds_cap(record) or exceeds_host_cap(record):
         return Finding(code="out_of_memory", severity="note", message=message, run_ids=(record.run_id,))
     return Finding(
         code="out_of_memory",

@@ -9,7 +9,13 @@ _FIRST_STEP_SHARE: Final = 64
 
 
 def next_batch(
-    seen: Mapping[int, int | None], available_bytes: int, *, start: int, most: int, slope_bytes: float | None = None
+    seen: Mapping[int, int | None],
+    available_bytes: int,
+    *,
+    start: int,
+    most: int,
+    slope_bytes: float | None = None,
+    host_sessions: int | None = None,
 ) -> int | None:
     """Which batch to run next, to learn most about the largest one that ends well.
 
@@ -21,6 +27,7 @@ def next_batch(
         start: Where to begin: the best guess there is.
         most: The largest batch that is asked for.
         slope_bytes: Bytes that one more session is believed to take; None: by what has been seen.
+        host_sessions: Where another ledger, which these peaks know nothing of, is believed to end.
 
     Returns:
         None once the limit is known: the next larger batch failed, or there is none to ask for.
@@ -39,6 +46,7 @@ def next_batch(
     met = _met(seen, fitting, available_bytes, slope_bytes)
     if met is None:
         return min(2 * low, most) if failures == 0 else (low + high) // 2
+    met = met if host_sessions is None else min(met, host_sessions)
     surprises = _surprises(seen, fitting, available_bytes, slope_bytes)
     if failures == 0:
         return min(max(met, low + (1 << surprises)), most)

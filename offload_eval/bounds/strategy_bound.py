@@ -3,17 +3,17 @@
 from dataclasses import replace
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from offload_eval.bounds.admission import admission_limit
-from offload_eval.bounds.cached_layers import CachedLayers, Lengths, workload_lengths
-from offload_eval.bounds.host_rows import num_resident
+from offload_eval.bounds.cached_layers import Lengths, workload_lengths
+from offload_eval.bounds.host_ledger import host_assumptions, host_sessions, limiting_ledger, of_known_batch
 from offload_eval.bounds.kv_views import Counts
 from offload_eval.bounds.session_card import session_card
 from offload_eval.core.experiment import (
     BITS_PER_VALUE,
     BudgetSpec,
+    DeviceName,
     OffloadedStaticSpec,
     StaticSpec,
     StrategySpec,
@@ -24,8 +24,6 @@ from offload_eval.core.judgement import Bound
 from offload_eval.core.run_spec import RunSpec
 from offload_eval.core.shape import ModelFacts, ModelShape
 
-HOST_NOT_CHECKED: Final = "The sessions are the device ledger's; whether host memory holds their KV is not checked."
-
 _WHOLE_FROM_THE_START: Final = (StaticSpec, OffloadedStaticSpec, StreamedSpec)
 
 
@@ -34,7 +32,7 @@ def cell_bound(spec: RunSpec, model: ModelFacts) -> Bound | None:
     if model.shape is None:
         return None
     return strategy_bound(
-        model.shape, model.weights_bytes, spec.model.dtype, spec.workload, spec.strategy, spec.budget
+        model.shape, model.weights_bytes, spec.model.dtype, spec.workload, spec.strategy, spec.budget, spec.device
     )
 
 
@@ -53,7 +51,7 @@ def kv_device_bytes_after(spec: RunSpec, model: ModelFacts, step: int) -> int | 
     if not isinstance(spec.strategy, _WHOLE_FROM_THE_START):
         lengths = replace(lengths, output_tokens=np.asarray(step + 1))
     bits = BITS_PER_VALUE[spec.model.dtype]
-    card = session_card(model.shape, bits, lengths, _of_known_batch(spec.strategy, model.shape, bits, workload))
+    card = session_card(model.shape, bits, lengths, of_known_batch(spec.strategy, model.shape, bits, workload))
     if isinstance(card, str):
         return None
     return workload.batch_size * int(card.device_bytes) + card.device_fixed_bytes
@@ -93,7 +91,7 @@ def _moved_at(spec: RunSpec, model: ModelFacts, prompts: Counts, outputs: Counts
     if model.shape is None:
         return None
     bits = BITS_PER_VALUE[spec.model.dtype]
-    known = _of_known_batch(spec.strategy, model.shape, bits, spec.workload)
+    known = of_known_batch(spec.strategy, model.shape, bits, spec.workload)
     card = session_card(model.shape, bits, Lengths(prompt_tokens=prompts, output_tokens=outputs), known)
     if isinstance(card, str):
         return None
@@ -107,6 +105,7 @@ def strategy_bound(
     workload: Workload,
     strategy: StrategySpec,
     budget: BudgetSpec,
+    device: DeviceName = "cuda",
 ) -> Bound | None:
     """Computes the analytic card of one cell.
 
@@ -116,24 +115,30 @@ def strategy_bound(
         dtype: dtype of the unquantized cache.
         workload: Lengths and batch size.
         strategy: The cache strategy.
-        budget: The device ledger.
+        budget: The device ledger, and the host's where it states one.
+        device: Whose host ledger it is: only pinned memory is rounded.
 
     Returns:
-        KV bytes per ledger, bytes moved at the last decode step, and the admission limit of the device ledger;
-        None where `session_card` has none.
+        KV bytes per ledger, bytes moved at the last decode step, and the admission limit of the ledger that admits
+        fewer; None where `session_card` has none.
     """
     bits = BITS_PER_VALUE[dtype]
-    known = _of_known_batch(strategy, shape, bits, workload)
+    known = of_known_batch(strategy, shape, bits, workload)
     card = session_card(shape, bits, workload_lengths(workload), known)
     of_any_batch = session_card(shape, bits, workload_lengths(workload), strategy)
     if isinstance(card, str) or isinstance(of_any_batch, str):
         return None
-    sessions = admission_limit(
+    by_device = admission_limit(
         budget.device_bytes,
         budget.weights_bytes or weights_bytes,
         budget.runtime_bytes,
         budget.reserve_bytes + of_any_batch.device_fixed_bytes,
         int(of_any_batch.device_peak_bytes),
+    )
+    by_host = (
+        None
+        if budget.host_bytes is None
+        else host_sessions(shape, bits, workload, strategy, budget.host_bytes, device)
     )
     return Bound(
         kv_device_bytes_per_session=int(card.device_bytes),
@@ -142,24 +147,15 @@ def strategy_bound(
         kv_host_bytes_per_session=int(card.host_bytes),
         h2d_bytes_per_step=workload.batch_size * int(card.h2d_bytes),
         d2h_bytes_per_step=workload.batch_size * int(card.d2h_bytes),
-        sessions=sessions,
+        sessions=by_device if by_host is None else min(by_device, by_host),
+        device_sessions=by_device,
+        host_sessions=by_host,
+        limiting_ledger=limiting_ledger(by_device, by_host, budget),
         assumptions=(
             *card.assumptions,
-            *((HOST_NOT_CHECKED,) if card.host_buffers else ()),
+            *host_assumptions(card, strategy, budget, device),
             f"Every session holds {workload.cached_tokens:,} tokens, {bits} bits a value before any quantizer.",
             "Activations, logits, quantizer transients, fragmentation and paging are not counted.",
         ),
         source=card.source,
     )
-
-
-def _of_known_batch(strategy: StrategySpec, shape: ModelShape, bits: int, workload: Workload) -> StrategySpec:
-    """Resident bytes as the share of layers that they hold at this batch."""
-    if not isinstance(strategy, StreamedSpec) or strategy.resident_bytes is None:
-        return strategy
-    layers = CachedLayers(shape, bits, None)
-    layer_bytes = workload.batch_size * workload.cached_tokens * layers.widest_row_bytes
-    if not layer_bytes:
-        return strategy
-    share = num_resident(strategy, layers.count, layer_bytes) / layers.count
-    return msgspec.structs.replace(strategy, resident_bytes=None, resident_share=share)

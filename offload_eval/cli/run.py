@@ -184,7 +184,8 @@ def _numbers(bound: Bound) -> list[str]:
         bound.h2d_bytes_per_step,
         bound.d2h_bytes_per_step,
     )
-    return [*map(format_bytes, sizes), f"{bound.sessions:,}"]
+    ledger = " (host)" if bound.limiting_ledger == "host" else ""
+    return [*map(format_bytes, sizes), f"{bound.sessions:,}{ledger}"]
 
 
 def _refusal(spec: RunSpec, checked: Preflight) -> str | None:

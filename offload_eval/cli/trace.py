@@ -134,6 +134,7 @@ class _Tracing:
                 strategy,
                 workload,
                 self.request.available_bytes,
+                host_available_bytes=self.request.host_bytes,
                 device=self.request.device,
                 first=cell.trace if cell.trace is not None and cell.trace.strategy == strategy else None,
             )
@@ -166,6 +167,7 @@ def _document(request: TraceRequest, cells: list[TracedCell]) -> dict[str, Any]:
         "attn_implementation": request.model.attn_implementation,
         "weights_bytes": None if traced is None else traced.weights_bytes,
         "available_bytes": request.available_bytes,
+        "host_available_bytes": request.host_bytes,
         "notes": request.notes,
         "strategies": [_strategy(cell, cells) for cell in cells],
     }

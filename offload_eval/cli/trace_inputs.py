@@ -49,6 +49,8 @@ class TraceRequest:
     strategies: Sequence[StrategySpec]
     available_bytes: int | None
     """Of the device, for weights, cache and activations; None without a budget."""
+    host_bytes: int | None
+    """Of the host, for the cache; None where the budget states none."""
     device: DeviceName
     attention_is_default: bool
     """Whether nobody has asked for an attention implementation."""
@@ -83,6 +85,7 @@ def trace_request(typed: Typed, device: str, prefill_chunk_tokens: int | None = 
         workloads=_workloads(typed, asked, given, prefill_chunk_tokens),
         strategies=_strategies(typed.strategies, asked, given),
         available_bytes=budget.available_bytes if is_budgeted else None,
+        host_bytes=budget.host_bytes if is_budgeted else None,
         device=_DEVICES[device],
         attention_is_default="attn" not in options and (typed.model is not None or "model" not in given),
         notes=(_ONE_DEVICE,) if asked.plan.partition != PartitionSpec() else (),

@@ -5,6 +5,7 @@ from typing import Literal
 from offload_eval.core.base import Strict
 from offload_eval.core.records import Evidence, Phase, Status
 
+Ledger = Literal["device", "host"]
 Severity = Literal["error", "warning", "note"]
 
 
@@ -24,6 +25,12 @@ class Bound(Strict, frozen=True, kw_only=True):
     d2h_bytes_per_step: int = 0
     sessions: int | None = None
     """Sessions that fit the budget: an upper bound under the assumptions."""
+    device_sessions: int | None = None
+    """Those that the device ledger admits."""
+    host_sessions: int | None = None
+    """Those that the host ledger admits; None: the budget states none, or nothing of the strategy's is there."""
+    limiting_ledger: Ledger | None = None
+    """The one that admits fewer; None: the budget states no host memory, so that the device's is the only one."""
     assumptions: tuple[str, ...] = ()
     source: str = ""
 

@@ -103,8 +103,8 @@ class TrialSample(Strict, frozen=True, kw_only=True):
     num_minor_faults: int | None = None
     """Page faults that did not, during the timing pass."""
     peak_cgroup_bytes: int | None = None
-    """Highest usage seen of the control group with the tightest memory limit, page cache included, during the memory
-    pass: all its processes'."""
+    """Highest usage seen of the control group with the tightest memory limit, else of the worker's own, page cache
+    included, during the memory pass: all its processes'."""
     cgroup_limit_bytes: int | None = None
     """That limit; None: there is none."""
     cgroup_swap_bytes: int | None = None
@@ -188,6 +188,8 @@ class Conditions(Strict, frozen=True, kw_only=True):
     """Device bytes live after the cell beyond `baseline_bytes`."""
     cap_bytes: int | None = None
     """Enforced limit on allocations in the memory, transfer and timing passes."""
+    host_cap_bytes: int | None = None
+    """Enforced limit on the link's host buffers in the same passes; None: there was none."""
     noise_floor_chunk_tokens: int | None = None
     """Size of the chunks that the baseline was prefilled in for its comparison with itself."""
     warmups_s: tuple[float, ...] = ()

@@ -105,6 +105,19 @@ class Trace(Strict, frozen=True, kw_only=True):
         """The highest peak of all traced steps: the first may hold what prefill left, a flush its transients."""
         return max(step.peak_device_bytes for step in self.steps)
 
+    @property
+    def kv_host_peak_bytes(self) -> int:
+        """The most that the cache has on the host, as asked for; 0 where it has nothing there when generation ends.
+
+        The highest host bytes of any traced phase, without what generate() holds there besides, its tokens: what is
+        live after the last step, when every buffer is full, beyond the payload.
+        """
+        payload_bytes = self.decode.kv_host_bytes
+        if not payload_bytes:
+            return 0
+        peak_bytes = max(phase.peak_host_bytes for phase in (self.prefill, *self.steps))
+        return peak_bytes - max(0, self.decode.live_host_bytes - payload_bytes)
+
 
 class TracedAdmission(Strict, frozen=True, kw_only=True):
     """The largest batches whose traced peaks fit a budget, without what an allocator rounds up and fragments."""
@@ -116,7 +129,14 @@ class TracedAdmission(Strict, frozen=True, kw_only=True):
     decode_sessions: int
     """The largest batch whose decode steps fit."""
     limit: int
-    """The smaller of the two."""
+    """The smaller of the two, and of `host_sessions` where there is one."""
+    host_available_bytes: int | None = None
+    """Host bytes for the cache; None: the budget states none, and the host's ledger is not looked at."""
+    host_sessions: int | None = None
+    """The largest batch whose cache fits them, as asked for, without a pinned allocator's rounding; None where the
+    cache has nothing on the host."""
+    limiting_ledger: Literal["device", "host"] | None = None
+    """The one that admits fewer; None without `host_available_bytes`."""
     is_capped: bool = False
     """Whether the search stopped at the largest batch that is tried."""
     num_traces: int

@@ -18,6 +18,7 @@ from offload_eval.bounds.strategy_bound import strategy_bound
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import BudgetSpec, Experiment, StrategySpec, StreamedSpec, Workload, is_auto
 from offload_eval.core.factors import expand_workloads
+from offload_eval.core.judgement import Bound
 from offload_eval.core.records import RunRecord
 from offload_eval.core.run_spec import DRILLS, Role
 from offload_eval.execution.cell_runner import SessionObserver
@@ -81,7 +82,7 @@ class CapacitySession:
     def _find_limit(self, probes: Probes, searched: Searched) -> int | None:
         weights_bytes = self._preflight.model.weights_bytes
         search = _Search(probes, searched, self._capacity, self._experiment.budget, weights_bytes)
-        limit = search.run(self._start(searched), with_trace=self._experiment.trace)
+        limit = search.run(self._bound(searched), with_trace=self._experiment.trace)
         self._observer.limit_found()
         return limit
 
@@ -90,20 +91,20 @@ class CapacitySession:
         refusal = self._preflight.refusals[workload.label, strategy.label]
         return Searched(workload, with_none_resident(strategy), with_none_resident(asked), refusal)
 
-    def _start(self, searched: Searched) -> int:
-        """The limit by arithmetic; 1 where it has none."""
+    def _bound(self, searched: Searched) -> Bound | None:
+        """The arithmetic of both ledgers; None where it refuses the model or the cache."""
         model = self._preflight.model
         if model.shape is None:
-            return 1
-        bound = strategy_bound(
+            return None
+        return strategy_bound(
             model.shape,
             model.weights_bytes,
             self._experiment.model.dtype,
             searched.workload,
             searched.strategy,
             self._experiment.budget,
+            self._preflight.device,
         )
-        return 1 if bound is None or not bound.sessions else bound.sessions
 
     def _add_points(self, probes: Probes, searched: Searched, limit: int) -> None:
         """Peaks of smaller batches: a plane through limits alone would have nothing to stand on."""
@@ -146,23 +147,26 @@ class _Search:
         self._cap_bytes = budget.cap_bytes(weights_bytes)
         self._seen: dict[int, int | None] = {}
 
-    def run(self, analytic: int, *, with_trace: bool) -> int | None:
+    def run(self, bound: Bound | None, *, with_trace: bool) -> int | None:
         """Tries batches until the limit is known, or the tries or the time are used up.
 
         Args:
-            analytic: Sessions by arithmetic, where the traces begin.
+            bound: Sessions by arithmetic, where the traces begin; None: they begin at one.
             with_trace: Whether to begin the tries at the traced limit.
 
         Returns:
             The largest batch that ran to its end each time it was tried; None where the strategy cannot run.
         """
-        start = min(max(1, analytic), self._capacity.most_sessions)
+        host_sessions = None if bound is None else bound.host_sessions
+        analytic = 1 if bound is None or not bound.sessions else bound.sessions
+        start = min(analytic, self._capacity.most_sessions)
         slope_bytes = None
         if with_trace and self._searched.refusal is None:
             start, slope_bytes = self._traced(start)
+        start = start if host_sessions is None else max(1, min(start, host_sessions))
         deadline = time.monotonic() + self._capacity.search_timeout_s
         while True:
-            batch = self._next(start, slope_bytes, deadline)
+            batch = self._next(start, slope_bytes, host_sessions, deadline)
             limit = largest_passing(self._seen)
             if batch is not None:
                 if not self._try(batch, "fit"):
@@ -174,11 +178,17 @@ class _Search:
                 self._probes.trace(self._searched, max(1, sessions))
         return limit
 
-    def _next(self, start: int, slope_bytes: float | None, deadline: float) -> int | None:
+    def _next(self, start: int, slope_bytes: float | None, host_sessions: int | None, deadline: float) -> int | None:
         if len(self._seen) >= self._capacity.max_probes or time.monotonic() > deadline:
             return None
-        most = self._capacity.most_sessions
-        return next_batch(self._seen, self._cap_bytes, start=start, most=most, slope_bytes=slope_bytes)
+        return next_batch(
+            self._seen,
+            self._cap_bytes,
+            start=start,
+            most=self._capacity.most_sessions,
+            slope_bytes=slope_bytes,
+            host_sessions=host_sessions,
+        )
 
     def _try(self, sessions: int, role: Role) -> bool:
         """Runs a batch and notes how it ended; whether that says anything about its size."""

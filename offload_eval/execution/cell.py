@@ -95,6 +95,7 @@ def measure_cell(
             baseline_bytes=baseline_bytes,
             leaked_bytes=None if live_bytes is None or baseline_bytes is None else live_bytes - baseline_bytes,
             cap_bytes=cap_bytes(spec, model),
+            host_cap_bytes=host_cap_bytes(spec),
             noise_floor_chunk_tokens=_noise_floor_chunk(spec),
         ),
     )
@@ -131,6 +132,11 @@ def cap_bytes(spec: RunSpec, model: Any) -> int | None:
         return budget.device_bytes - budget.runtime_bytes if budget.enforce else None
     loaded_bytes: int = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     return budget.cap_bytes(loaded_bytes)
+
+
+def host_cap_bytes(spec: RunSpec) -> int | None:
+    """What the link's buffers may take, in a probe and under an enforced budget; None: it states no host memory."""
+    return spec.budget.host_bytes if spec.budget.enforce or spec.role != "cell" else None
 
 
 def _prepare(spec: RunSpec, model: Any, device: Device, reference_dir: Path) -> CellRun:
@@ -172,7 +178,7 @@ def _take_all(progress: _Progress, prepare: Callable[[], CellRun], report: Repor
     for index, step in enumerate(first):
         _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
     # Entered once: on CUDA it empties the allocator, and every pass after that would start cold.
-    with run.device.capped(cap_bytes(run.spec, run.model)):
+    with run.device.capped(cap_bytes(run.spec, run.model), host_cap_bytes(run.spec)):
         for index, step in enumerate(measured, start=len(first)):
             _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
 

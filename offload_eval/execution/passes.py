@@ -19,7 +19,7 @@ from offload_eval.execution.reference import ReferenceFiles
 from offload_eval.generation import TokenClock, generate
 from offload_eval.instruments.copy_profile import compare_with_account
 from offload_eval.instruments.device import Device, Link
-from offload_eval.instruments.host_memory import HostMemoryMeter
+from offload_eval.instruments.host_meter import HostMemoryMeter, HostTrafficMeter
 from offload_eval.strategies.base import CacheStrategy, kv_payload_bytes
 
 PROFILED_TOKENS: Final = 17
@@ -135,7 +135,7 @@ def measure_timing(run: CellRun, trial: TrialSample) -> TrialSample:
         run.num_compilations = compiled
     with run.device.open_link(timed=False) as link:
         run.device.synchronize()
-        with HostMemoryMeter() as host:
+        with HostTrafficMeter() as host:
             tokens_BN, _ = run.generate(link, TokenClock(), run.forced())
     return msgspec.structs.replace(
         trial,
@@ -145,6 +145,8 @@ def measure_timing(run: CellRun, trial: TrialSample) -> TrialSample:
         output_tokens=tokens_BN.shape[1],
         swap_in_bytes=host.swap_in_bytes,
         swap_out_bytes=host.swap_out_bytes,
+        num_major_faults=host.num_major_faults,
+        num_minor_faults=host.num_minor_faults,
         num_compilations=None if compiled is None else count_compilations() - compiled,
     )
 
@@ -159,7 +161,11 @@ def measure_memory(run: CellRun, trial: TrialSample) -> TrialSample:
                 meter.begin_decode()
                 link.log.phase = "decode"
 
-            _, cache = run.generate(link, TokenClock(begin_decode, meter.observe), run.forced())
+            def observe() -> None:
+                meter.observe()
+                host.observe()
+
+            _, cache = run.generate(link, TokenClock(begin_decode, observe), run.forced())
         payload = kv_payload_bytes(cache, run.device.tier_of)
         pinned_requested, pinned_allocated = run.device.pinned_bytes()
     moved = {phase: link.log.sample(phase) if run.strategy.uses_link else PhaseSample() for phase in PHASES}
@@ -170,6 +176,9 @@ def measure_memory(run: CellRun, trial: TrialSample) -> TrialSample:
         kv_cache_device_bytes=payload["device"],
         kv_cache_host_bytes=payload["host"],
         peak_host_rss_bytes=host.peak_host_rss_bytes,
+        peak_cgroup_bytes=host.cgroup.peak_bytes,
+        cgroup_limit_bytes=host.cgroup.limit_bytes,
+        cgroup_swap_bytes=host.cgroup.swap_bytes,
         pinned_requested_bytes=pinned_requested,
         pinned_allocated_bytes=pinned_allocated,
         num_alloc_retries=meter.num_alloc_retries,

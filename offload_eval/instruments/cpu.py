@@ -5,6 +5,7 @@ here says `emulated`.
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from offload_eval.instruments.copy_profile import ProfiledCopy
 from offload_eval.instruments.cpu_copies import CpuCopyBench
 from offload_eval.instruments.cpu_pace import PacedCopies
 from offload_eval.instruments.device import Tier, Transfer
+from offload_eval.instruments.host_cap import refuse_past_host_cap
 from offload_eval.instruments.live_storage import LiveStorageTracker, TieredMemory
 from offload_eval.instruments.transfers import TransferLog
 
@@ -59,7 +61,13 @@ class CpuLink:
         self._thread.shutdown(wait=True, cancel_futures=exc_info[0] is not None)
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Allocates an uninitialized buffer that counts in the host tier alone."""
+        """Allocates an uninitialized buffer that counts in the host tier alone.
+
+        Raises:
+            HostCapError: The host tier would pass its cap.
+        """
+        asked_bytes = math.prod(shape) * dtype.itemsize
+        refuse_past_host_cap(asked_bytes, self._memory.host.live_bytes, self._memory.host_cap_bytes)
         with self._memory.host_allocation():
             buffer = torch.empty(shape, dtype=dtype)
             self._memory.enter(buffer)
@@ -174,13 +182,16 @@ class CpuDevice:
             meter.close()
 
     @contextmanager
-    def capped(self, cap_bytes: int | None) -> Iterator[None]:
-        """Caps the device tier; acts while `measure_memory` is open."""
-        self.memory.cap_bytes = cap_bytes
+    def capped(self, cap_bytes: int | None, host_cap_bytes: int | None = None) -> Iterator[None]:
+        """Caps the device tier, which acts while `measure_memory` is open, and the host tier, which always acts.
+
+        The host tier is the buffers of `empty_host`, in the bytes that were asked for.
+        """
+        self.memory.cap_bytes, self.memory.host_cap_bytes = cap_bytes, host_cap_bytes
         try:
             yield
         finally:
-            self.memory.cap_bytes = None
+            self.memory.cap_bytes = self.memory.host_cap_bytes = None
 
     def open_link(self, *, timed: bool) -> CpuLink:
         """A copy thread with a fresh account."""

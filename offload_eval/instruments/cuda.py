@@ -119,15 +119,20 @@ class CudaDevice:
             meter.close()
 
     @contextmanager
-    def capped(self, cap_bytes: int | None) -> Iterator[None]:
-        """Limits what the allocator may hold from the device.
+    def capped(self, cap_bytes: int | None, host_cap_bytes: int | None = None) -> Iterator[None]:
+        """Limits what the allocator may hold from the device, and what pinned buffers of `empty_host` may take.
 
         The cap is held against reserved bytes. At the cap the allocator gives its cached blocks back and
         tries again (`num_alloc_retries`), so what raises is live bytes plus what fragmentation strands, to
         within one segment (2 MiB, or 20 MiB for requests between 1 and 10 MiB). Context and libraries are
         outside it. Memory cached from before is given back first.
+
+        The host cap is held against the buffers that are alive, each as the pinned allocator rounds it. What other
+        code pins or allocates on the host, as upstream's offloading does, is outside it.
         """
         with ExitStack() as restore:
+            restore.callback(setattr, self._pinned, "cap_bytes", None)
+            self._pinned.cap_bytes = host_cap_bytes
             if cap_bytes is not None:
                 total_bytes = torch.cuda.get_device_properties(self.torch_device).total_memory
                 torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
 """The link of a CUDA or ROCm device: copies on streams beside computation, and the account of them."""
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ import torch
 
 from offload_eval.core.records import Direction
 from offload_eval.instruments.device import Transfer
+from offload_eval.instruments.host_cap import pinned_block_bytes, refuse_past_host_cap
 from offload_eval.instruments.transfers import TransferLog
 
 _MS: Final = 1e-3
@@ -129,7 +131,12 @@ class CudaLink:
             copies.retire()
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Allocates an uninitialized pinned buffer; its allocator rounds up to a power of two bytes."""
+        """Allocates an uninitialized pinned buffer; its allocator rounds up to a power of two bytes.
+
+        Raises:
+            HostCapError: The pinned buffers, as the allocator rounds them, would pass their cap.
+        """
+        self._pinned.refuse_past_cap(math.prod(shape) * dtype.itemsize)
         buffer = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
         self._pinned.enter(buffer)
         return buffer
@@ -207,7 +214,10 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 
 
 class PinnedLedger:
-    """Bytes asked for by the pinned buffers of this device's links that are still alive."""
+    """Bytes asked for by the pinned buffers of this device's links that are still alive, and what they may take."""
+
+    cap_bytes: int | None = None
+    """Of all buffers together, each as the pinned allocator rounds it; blocks that it keeps for later are outside."""
 
     def __init__(self) -> None:
         self._bytes: dict[int, int] = {}
@@ -218,6 +228,15 @@ class PinnedLedger:
             address = buffer.untyped_storage().data_ptr()
             self._bytes[address] = buffer.nbytes
             weakref.finalize(buffer.untyped_storage(), self._bytes.pop, address, None)
+
+    def refuse_past_cap(self, asked_bytes: int) -> None:
+        """Refuses a buffer that would not fit beside those that are alive.
+
+        Raises:
+            HostCapError: The buffers, as the allocator rounds them, would pass the cap.
+        """
+        held_bytes = sum(map(pinned_block_bytes, self._bytes.values()))
+        refuse_past_host_cap(pinned_block_bytes(asked_bytes), held_bytes, self.cap_bytes)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in one of the buffers."""

@@ -34,7 +34,7 @@ class Link(Protocol):
         """Waits for every copy, settles the account and frees what the link held."""
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Allocates an uninitialized buffer in the host tier."""
+        """Allocates an uninitialized buffer in the host tier; HostCapError where the device's cap is passed."""
 
     def h2d(self, device: torch.Tensor, host: torch.Tensor, after: Sequence[Transfer] = ()) -> Transfer:
         """Submits a copy into the device tier."""
@@ -95,10 +95,12 @@ class Device(Protocol):
     def measure_memory(self) -> AbstractContextManager[MemoryMeter]:
         """Measures peaks while the context is open. Nothing is timed inside it."""
 
-    def capped(self, cap_bytes: int | None) -> AbstractContextManager[None]:
+    def capped(self, cap_bytes: int | None, host_cap_bytes: int | None = None) -> AbstractContextManager[None]:
         """Makes allocations past `cap_bytes` of live device memory raise torch.OutOfMemoryError.
 
-        On `cpu` the cap acts while `measure_memory` is open, since only the tracker sees allocations.
+        On `cpu` the cap acts while `measure_memory` is open, since only the tracker sees allocations. Past
+        `host_cap_bytes` a link's `empty_host` raises HostCapError, in every pass: on `cuda` each buffer counts as
+        the pinned allocator rounds it, on `cpu` as it was asked for. Nothing else on the host is held to it.
         """
 
     def open_link(self, *, timed: bool) -> Link:

@@ -1,10 +1,9 @@
-"""Host memory of this process and of its machine: resident set, swap traffic, control-group limits.
+"""Host memory of the machine and of control groups, as the kernel counts it now.
 
 Every function takes the file system's root, so that it can be given another one.
 """
 
 import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -51,10 +50,10 @@ def read_host_memory(root: Path = ROOT) -> HostMemory:
     Raises:
         UnableError: There is no `/proc/meminfo`.
     """
-    text = _read(root / "proc/meminfo")
+    text = read_or_none(root / "proc/meminfo")
     if text is None:
         raise UnableError("host memory is read from /proc/meminfo, which this system does not have; run on Linux")
-    values = {name: int(rest.split()[0]) * KIB for name, _, rest in _fields(text)}
+    values = {name: int(rest.split()[0]) * KIB for name, _, rest in status_fields(text)}
     return HostMemory(
         total_bytes=values["MemTotal"],
         available_bytes=values.get("MemAvailable", values["MemFree"]),
@@ -65,7 +64,7 @@ def read_host_memory(root: Path = ROOT) -> HostMemory:
 
 def read_swap_counters(root: Path = ROOT) -> SwapCounters | None:
     """Reads the kernel's swap counters; None where it keeps none."""
-    lines = (line.split() for line in (_read(root / "proc/vmstat") or "").splitlines())
+    lines = (line.split() for line in (read_or_none(root / "proc/vmstat") or "").splitlines())
     pages = {fields[0]: int(fields[1]) for fields in lines if fields[0] in ("pswpin", "pswpout")}
     if len(pages) < 2:
         return None
@@ -98,79 +97,51 @@ def cgroup_folders(controller: str, root: Path = ROOT) -> list[Path]:
 
 def read_cgroup_memory(root: Path = ROOT) -> CgroupMemory:
     """Reads the tightest memory limit over this process, and how much of it is used."""
+    folder, limit_bytes = deciding_cgroup(root)
+    return CgroupMemory(limit_bytes, None if folder is None else read_cgroup_usage(folder))
+
+
+def deciding_cgroup(root: Path = ROOT) -> tuple[Path | None, int | None]:
+    """Finds the group with the tightest memory limit over this process, and that limit in bytes.
+
+    Returns:
+        Without a limit the process's own group, or the closest one above it that counts its memory; None and None
+        where no group does.
+    """
+    folders = cgroup_folders("memory", root)
     limits = [
         (limit, folder)
-        for folder in cgroup_folders("memory", root)
+        for folder in folders
         if (limit := _number(folder, _LIMIT_FILES)) is not None and limit < _UNLIMITED_V1_BYTES
     ]
     if limits:
         limit_bytes, folder = min(limits)
-        return CgroupMemory(limit_bytes, _number(folder, _USAGE_FILES))
-    usages = (_number(folder, _USAGE_FILES) for folder in cgroup_folders("memory", root))
-    return CgroupMemory(None, next((usage for usage in usages if usage is not None), None))
+        return folder, limit_bytes
+    return next((folder for folder in folders if read_cgroup_usage(folder) is not None), None), None
 
 
-class HostMemoryMeter:
-    """This process's peak resident set and the machine's swap traffic, while its context is open.
+def read_cgroup_usage(folder: Path) -> int | None:
+    """Bytes that a group's processes use, page cache included."""
+    return _number(folder, _USAGE_FILES)
 
-    The peak is the kernel's high-water mark, set back on entry. Where that is forbidden, the mark over the
-    process's life is taken if it rose inside the block, since the peak then was inside; else it is unknown.
-    Pinned memory counts as resident once it is touched; memory of other processes does not.
+
+def read_cgroup_swap(folder: Path) -> int | None:
+    """Bytes of a group, and of the groups in it, that lie in swap; None where swap is not counted by group.
+
+    Source: Linux, admin-guide/cgroup-v2 (memory.swap.current) and cgroup-v1/memory (memory.stat, total_swap).
     """
-
-    peak_host_rss_bytes: int | None = None
-    """None: the kernel let nobody see it."""
-    swap_in_bytes: int | None = None
-    """Read back from swap by any process of the machine."""
-    swap_out_bytes: int | None = None
-
-    def __init__(self, root: Path = ROOT) -> None:
-        self._root = root
-
-    def __enter__(self) -> "HostMemoryMeter":
-        self._swap = read_swap_counters(self._root)
-        self._lifetime_bytes = _lifetime_peak_bytes()
-        self._reset = _reset_peak(self._root)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.peak_host_rss_bytes = self._peak_bytes()
-        after = read_swap_counters(self._root)
-        if self._swap is not None and after is not None:
-            self.swap_in_bytes = after.in_bytes - self._swap.in_bytes
-            self.swap_out_bytes = after.out_bytes - self._swap.out_bytes
-
-    def _peak_bytes(self) -> int | None:
-        high_water_bytes = _high_water_bytes(self._root)
-        if self._reset and high_water_bytes is not None:
-            return high_water_bytes
-        lifetime_bytes = _lifetime_peak_bytes()
-        return lifetime_bytes if lifetime_bytes > self._lifetime_bytes else None
-
-
-def _reset_peak(root: Path) -> bool:
-    try:
-        (root / "proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _high_water_bytes(root: Path) -> int | None:
-    marks = (rest for name, _, rest in _fields(_read(root / "proc/self/status") or "") if name == "VmHWM")
-    return next((int(mark.split()[0]) * KIB for mark in marks), None)
-
-
-def _lifetime_peak_bytes() -> int:
-    unit_bytes = 1 if sys.platform == "darwin" else KIB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+    swap_bytes = _number(folder, ("memory.swap.current",))
+    if swap_bytes is not None:
+        return swap_bytes
+    lines = (line.split() for line in (read_or_none(folder / "memory.stat") or "").splitlines())
+    return next((int(fields[1]) for fields in lines if fields[0] == "total_swap"), None)
 
 
 def _group_of(controller: str, root: Path) -> tuple[tuple[str, str], str] | None:
     """The mount (its root, its folder) and this process's group, in the hierarchy with the controller."""
-    mounts = dict(_cgroup_mounts(_read(root / "proc/self/mountinfo") or "", controller))
+    mounts = dict(_cgroup_mounts(read_or_none(root / "proc/self/mountinfo") or "", controller))
     unified = None
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_or_none(root / "proc/self/cgroup") or "").splitlines():
         hierarchy, controllers, group = line.split(":", 2)
         if controller in controllers.split(",") and "v1" in mounts:
             return mounts["v1"], group
@@ -194,17 +165,19 @@ def _cgroup_mounts(mountinfo: str, controller: str) -> Iterator[tuple[str, tuple
             yield "v1", (place[0], place[1])
 
 
-def _fields(text: str) -> Iterator[tuple[str, str, str]]:
+def status_fields(text: str) -> Iterator[tuple[str, str, str]]:
+    """Name, colon and rest of each line of a file such as `/proc/meminfo`."""
     return (line.partition(":") for line in text.splitlines())
 
 
 def _number(folder: Path, names: tuple[str, ...]) -> int | None:
-    texts = (_read(folder / name) for name in names)
+    texts = (read_or_none(folder / name) for name in names)
     text = next((text.strip() for text in texts if text is not None), "max")
     return None if text == "max" else int(text)
 
 
-def _read(path: Path) -> str | None:
+def read_or_none(path: Path) -> str | None:
+    """A file's text; None where it cannot be read."""
     try:
         return path.read_text()
     except OSError:

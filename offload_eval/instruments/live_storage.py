@@ -56,6 +56,9 @@ class TieredMemory:
         self.device = StorageLedger()
         self.host = StorageLedger()
         self.cap_bytes: int | None = None
+        """What the device tier may hold."""
+        self.host_cap_bytes: int | None = None
+        """What the host tier may hold; held by whoever allocates there."""
         self._allocating_host = False
 
     @contextmanager

@@ -6,6 +6,7 @@ from typing import Any, Final
 import pandas as pd
 
 from offload_eval.analysis.cells import busy_s_per_step, latest_records, mean_kl_nats, merged_sample
+from offload_eval.analysis.swap import swap_use
 from offload_eval.core.records import Direction, RunRecord
 from offload_eval.reporting.tables import COUNT, REAL, TEXT, cell_labels, noise_floors, typed_frame
 
@@ -36,6 +37,13 @@ HOST_COLUMNS: Final[dict[str, str]] = {
     "peak_host_rss_bytes": COUNT,
     "pinned_requested_bytes": COUNT,
     "pinned_allocated_bytes": COUNT,
+    "peak_cgroup_bytes": COUNT,
+    "cgroup_limit_bytes": COUNT,
+    "cgroup_swap_bytes": COUNT,
+    "swap_in_bytes": COUNT,
+    "swap_out_bytes": COUNT,
+    "num_major_faults": COUNT,
+    "num_minor_faults": COUNT,
     "prefill_peak_reserved_bytes": COUNT,
     "decode_peak_reserved_bytes": COUNT,
     "prefill_peak_device_used_bytes": COUNT,
@@ -45,7 +53,16 @@ HOST_COLUMNS: Final[dict[str, str]] = {
     "num_alloc_retries": COUNT,
     "run_id": TEXT,
 }
-_PINNED: Final = ("pinned_requested_bytes", "pinned_allocated_bytes")
+_SEEN: Final = (
+    "peak_host_rss_bytes",
+    "pinned_requested_bytes",
+    "pinned_allocated_bytes",
+    "peak_cgroup_bytes",
+    "cgroup_limit_bytes",
+    "num_major_faults",
+    "num_minor_faults",
+    "num_alloc_retries",
+)
 _DIRECTIONS: Final[tuple[Direction, ...]] = ("h2d", "d2h")
 
 
@@ -80,13 +97,22 @@ def _fidelity_row(record: RunRecord, floor_nats: float | None) -> dict[str, Any]
     }
 
 
+def _swap(record: RunRecord) -> dict[str, int]:
+    """Bytes swapped in all timing passes together, and the most of the group in swap; what no trial has stays out."""
+    use = swap_use(record)
+    seen = {"swap_in_bytes": use.in_bytes, "swap_out_bytes": use.out_bytes, "cgroup_swap_bytes": use.cgroup_bytes}
+    looked = {name for trial in record.trials for name in seen if getattr(trial, name) is not None}
+    return {name: size for name, size in seen.items() if name in looked}
+
+
 def _host_row(record: RunRecord) -> dict[str, Any]:
     sample = merged_sample(record)
     phases = {"prefill": sample.prefill, "decode": sample.decode}
     peaks = ("peak_reserved_bytes", "peak_device_used_bytes")
     return (
         cell_labels(record)
-        | {name: getattr(sample, name) for name in ("peak_host_rss_bytes", *_PINNED, "num_alloc_retries")}
+        | {name: getattr(sample, name) for name in _SEEN}
+        | _swap(record)
         | {f"{phase}_{name}": getattr(seen, name) for phase, seen in phases.items() for name in peaks}
         | {f"{direction}_busy_s_per_step": busy_s_per_step(record, direction) for direction in _DIRECTIONS}
     )

@@ -63,6 +63,11 @@ def show_yes_no(truth: bool | None) -> str:
     return MISSING if truth is None else "yes" if truth else "no"
 
 
+def mark_swapped(time: str, swapped: bool | None) -> str:
+    """Marks a time that swap was in."""
+    return f"{time} (swapped)" if swapped and time != MISSING else time
+
+
 def show_number(value: float | None, digits: int = 4) -> str:
     """Shows `digits` significant digits, the whole part always in full, and an exponent below 0.0001."""
     if value is None:

@@ -29,26 +29,32 @@ class Method(NamedTuple):
     """Whether the column exists only where something was traced."""
 
 
+_HOST_LEDGER: Final = (
+    "Where the budget states host_bytes, the smaller of both ledgers; (host): the host's admits fewer. On CUDA each "
+    "buffer counts as the pinned allocator rounds it."
+)
 METHODS: Final = (
     Method(
         "analytic sessions",
         "analytic",
         "(device - weights - runtime - reserve - fixed KV) // KV device bytes per session",
-        "An upper bound: see the assumptions of the analytic card.",
+        f"An upper bound: see the assumptions of the analytic card. {_HOST_LEDGER}",
     ),
     Method(
         "sessions by peak",
         f"{RUN}, extrapolated",
         "(device - start - runtime - reserve) // ceil((max(prefill peak, decode peak) - start) / batch_size)",
         f"{SESSIONS_BY_PEAK_ASSUMPTION} start: baseline_bytes, live before any session (weights, library "
-        "workspaces), or the weights where it was not counted; weights that the budget states take its place there.",
+        "workspaces), or the weights where it was not counted; weights that the budget states take its place there. "
+        "Of the host ledger host_bytes // ceil(kv_cache_host_bytes / batch_size), and no more than by arithmetic.",
     ),
     Method(
         "sessions by trace",
         "traced, extrapolated",
         "(device - weights - runtime - reserve) // ceil((max(prefill, decode peak_device_bytes) - weights) / "
         "batch_size)",
-        "As the sessions by peak, from the trace: no rounding of an allocator, no workspaces.",
+        "As the sessions by peak, from the trace: no rounding of an allocator, no workspaces. Of the host ledger the "
+        "cache's highest bytes there.",
         of_trace=True,
     ),
     Method(
@@ -202,6 +208,27 @@ METHODS: Final = (
         RUN,
         "peak_host_rss_bytes, pinned_requested_bytes, pinned_allocated_bytes",
         "Of the worker, model included; the pinned allocator rounds up what it is asked for.",
+    ),
+    Method(
+        "cgroup peak, cgroup limit, cgroup swap",
+        RUN,
+        "peak_cgroup_bytes, cgroup_limit_bytes, max over trials of cgroup_swap_bytes",
+        "Of the control group with the tightest memory limit over the worker, else of its own: all its processes, "
+        "page cache included, seen at token boundaries of the memory pass and, where it tells of the pass, by the "
+        "kernel's high-water mark. Swap is what lies there, whenever it went.",
+    ),
+    Method(
+        "swapped in, swapped out",
+        RUN,
+        "sum over trials of swap_in_bytes, swap_out_bytes",
+        "By all processes of the machine during the timing passes. Where there was any, or any cgroup swap, the "
+        "cell's times are marked (swapped).",
+    ),
+    Method(
+        "major faults, minor faults",
+        RUN,
+        "sum over trials of num_major_faults, num_minor_faults",
+        "Pages that the worker touched in the timing passes and that had to be read from a disk, or only mapped.",
     ),
     Method(
         "H2D busy/step, D2H busy/step",

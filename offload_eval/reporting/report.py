@@ -133,6 +133,7 @@ def _budget(experiment: Experiment, *, has_cells: bool) -> str:
         f"Model {code(_model_name(model))} in {model.dtype}, {model.weights} weights. ",
         f"Budget: {format_bytes(budget.device_bytes)} of device memory; weights {weights}, ",
         f"runtime {format_bytes(budget.runtime_bytes)}, reserve {format_bytes(budget.reserve_bytes)}; ",
+        "" if budget.host_bytes is None else f"{format_bytes(budget.host_bytes)} of host memory for the cache; ",
         "enforced during the run." if budget.enforce or not has_cells else "not enforced during the run.",
     ]
     return "".join(parts)

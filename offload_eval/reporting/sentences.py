@@ -7,7 +7,7 @@ numbers is said. The text is plain: whoever puts it into Markdown or on a termin
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from offload_eval.analysis.capacity import analytic_sessions, sessions_by_peak
+from offload_eval.analysis.capacity import admitted_by_peak, analytic_bound, analytic_sessions, sessions_by_peak
 from offload_eval.analysis.cells import (
     bytes_moved_per_token,
     exposed_s_per_token,
@@ -20,10 +20,11 @@ from offload_eval.analysis.cells import (
 from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.analysis.rules_outcomes import failure_reason, out_of_memory_words
 from offload_eval.analysis.statistics import median_of, summarize_tpot
+from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import Experiment
-from offload_eval.core.judgement import Comparison
+from offload_eval.core.judgement import Comparison, Ledger
 from offload_eval.core.records import Evidence, RunRecord
-from offload_eval.reporting.display import one_line, show_ms, show_number, show_percent
+from offload_eval.reporting.display import mark_swapped, one_line, show_ms, show_number, show_percent
 from offload_eval.reporting.grid import Cell, experiment_cells
 from offload_eval.units import format_bytes
 
@@ -126,15 +127,24 @@ def _shortened(text: str) -> str:
 def _sessions(record: RunRecord, baseline: RunRecord | None = None) -> str | None:
     """Sessions by peak and, in brackets, by arithmetic; the one that is known where the other is not."""
     by_peak, by_arithmetic = sessions_by_peak(record), analytic_sessions(record)
+    host = " (host memory decides)" if _ledger(record) == "host" else ""
     other, other_by_peak, other_by_arithmetic = "", None, None
     if baseline is not None:
         other = f"{baseline.spec.strategy.label}'s "
         other_by_peak, other_by_arithmetic = sessions_by_peak(baseline), analytic_sessions(baseline)
     if by_peak is None:
-        return _against(by_arithmetic, other_by_arithmetic, "by arithmetic", other)
-    said = _against(by_peak, other_by_peak, "by peak", other)
+        return _against(by_arithmetic, other_by_arithmetic, f"by arithmetic{host}", other)
+    said = _against(by_peak, other_by_peak, f"by peak{host}", other)
     against = "" if other_by_arithmetic is None else f" against {other_by_arithmetic:,}"
     return said if by_arithmetic is None else f"{said} ({by_arithmetic:,}{against} by arithmetic)"
+
+
+def _ledger(record: RunRecord) -> Ledger | None:
+    """The ledger that decides the sessions by peak, or by arithmetic where the peak is not known."""
+    admitted, bound = admitted_by_peak(record), analytic_bound(record)
+    if admitted is not None:
+        return admitted.ledger
+    return None if bound is None else bound.limiting_ledger
 
 
 def _against(count: int | None, other_count: int | None, how: str, other: str) -> str | None:
@@ -169,10 +179,11 @@ def _tpot(record: RunRecord, baseline: RunRecord | None = None, comparison: Comp
     tpot_s = median_of(summarize_tpot(record))
     if tpot_s is None:
         return None
-    own = f"TPOT {show_ms(tpot_s, _DIGITS)} ms"
+    own = mark_swapped(f"TPOT {show_ms(tpot_s, _DIGITS)} ms", is_swapped(record))
     if baseline is None or comparison is None or comparison.tpot_ratio is None:
         return own
-    theirs = f"{baseline.spec.strategy.label}'s {show_ms(median_of(summarize_tpot(baseline)), _DIGITS)} ms"
+    baseline_ms = show_ms(median_of(summarize_tpot(baseline)), _DIGITS)
+    theirs = mark_swapped(f"{baseline.spec.strategy.label}'s {baseline_ms} ms", is_swapped(baseline))
     return f"{own}, {show_number(comparison.tpot_ratio, _DIGITS)}x {theirs}"
 
 

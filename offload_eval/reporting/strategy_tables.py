@@ -8,12 +8,14 @@ import pandas as pd
 
 from offload_eval.analysis.capacity import analytic_bound
 from offload_eval.analysis.statistics import itl_percentile_s, summarize_tpot, summarize_ttft
+from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.judgement import Interval
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import (
     MISSING,
     byte_scale,
+    mark_swapped,
     show_bytes,
     show_count,
     show_ms,
@@ -36,21 +38,26 @@ class Column(NamedTuple):
     """None: bytes, in one unit for the column."""
     optional: bool = False
     """Left out of a table in which no row has it."""
+    mark: str | None = None
+    """Another column, whose word follows each value in brackets; of one that is true or not, its name where it is.
+    The device's ledger goes without saying."""
+    sign: str | None = None
+    """Follows in place of the brackets, where there is little room."""
 
 
 CAPACITY_COLUMNS: Final = (
-    Column("analytic_sessions", "analytic sessions", show_count),
-    Column("sessions_by_trace", "sessions by trace", show_count, optional=True),
-    Column("sessions_by_peak", "sessions by peak", show_count),
+    Column("analytic_sessions", "analytic sessions", show_count, mark="analytic_ledger"),
+    Column("sessions_by_trace", "sessions by trace", show_count, optional=True, mark="ledger_by_trace"),
+    Column("sessions_by_peak", "sessions by peak", show_count, mark="ledger_by_peak"),
     Column("prefill_peak_bytes", "prefill peak ({unit})"),
     Column("decode_peak_bytes", "decode peak ({unit})"),
     Column("kv_device_bytes", "KV device ({unit})"),
     Column("kv_host_bytes", "KV host ({unit})"),
 )
 COST_COLUMNS: Final = (
-    Column("ttft_s", "TTFT (ms)", show_ms),
-    Column("tpot_s", "TPOT (ms)", show_ms),
-    Column("tokens_per_s", "tokens/s", show_number),
+    Column("ttft_s", "TTFT (ms)", show_ms, mark="swapped"),
+    Column("tpot_s", "TPOT (ms)", show_ms, mark="swapped"),
+    Column("tokens_per_s", "tokens/s", show_number, mark="swapped"),
     Column("bytes_moved_per_token", "moved/token ({unit})"),
     Column("exposed_s_per_token", "exposed/token (ms)", show_ms),
 )
@@ -72,6 +79,15 @@ HOST_COLUMNS: Final = (
     Column("h2d_busy_s_per_step", "H2D busy/step (ms)", show_ms),
     Column("d2h_busy_s_per_step", "D2H busy/step (ms)", show_ms),
 )
+PRESSURE_COLUMNS: Final = (
+    Column("peak_cgroup_bytes", "cgroup peak ({unit})"),
+    Column("cgroup_limit_bytes", "cgroup limit ({unit})"),
+    Column("cgroup_swap_bytes", "cgroup swap ({unit})"),
+    Column("swap_in_bytes", "swapped in ({unit})"),
+    Column("swap_out_bytes", "swapped out ({unit})"),
+    Column("num_major_faults", "major faults", show_count),
+    Column("num_minor_faults", "minor faults", show_count),
+)
 ALLOCATOR_COLUMNS: Final = (
     Column("prefill_peak_reserved_bytes", "prefill reserved ({unit})"),
     Column("decode_peak_reserved_bytes", "decode reserved ({unit})"),
@@ -84,8 +100,9 @@ ANALYTIC_CARD_COLUMNS: Final = (
     Column("kv_host_bytes_per_session", "KV host/session ({unit})"),
     Column("h2d_bytes_per_step", "H2D/step ({unit})"),
     Column("d2h_bytes_per_step", "D2H/step ({unit})"),
-    Column("analytic_sessions", "analytic sessions", show_count),
+    Column("analytic_sessions", "analytic sessions", show_count, mark="limiting_ledger"),
 )
+SWAPPED: Final = "swapped: swap was in use around these cells, so that their times are the disk's; see the findings."
 
 
 def format_columns(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
@@ -101,6 +118,20 @@ def format_columns(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list
 
 
 def _format_column(frame: pd.DataFrame, column: Column) -> tuple[str, list[str]]:
+    title, texts = _format_values(frame, column)
+    if column.mark is None:
+        return title, texts
+    marks = [None if pd.isna(mark) else mark for mark in frame[column.mark]]
+    return title, [_marked(text, mark, column) for text, mark in zip(texts, marks, strict=True)]
+
+
+def _marked(text: str, mark: Any, column: Column) -> str:
+    if not mark or mark == "device" or text == MISSING:
+        return text
+    return f"{text}{column.sign}" if column.sign else f"{text} ({mark if isinstance(mark, str) else column.mark})"
+
+
+def _format_values(frame: pd.DataFrame, column: Column) -> tuple[str, list[str]]:
     values = [None if pd.isna(value) else value for value in frame[column.name]]
     if column.show is not None:
         return column.title, [column.show(value) for value in values]
@@ -121,15 +152,21 @@ def render_strategy_tables(records: Sequence[RunRecord]) -> str:
         ("Time and transfer", strategies, COST_COLUMNS),
         ("Fidelity, in nats", fidelity, FIDELITY_COLUMNS),
         ("Host memory and link", host, HOST_COLUMNS),
+        ("Pressure on host memory", host, PRESSURE_COLUMNS),
         ("Allocator", host, ALLOCATOR_COLUMNS),
     )
     blocks = [
-        section(f"{title}: {workload}", frame_table(rows, shown, row_names(rows)), level=3)
+        section(f"{title}: {workload}", frame_table(rows, shown, row_names(rows)), swap_legend(rows, shown), level=3)
         for title, frame, columns in parts
         for workload, rows in frame.groupby("workload", sort=False)
         if (shown := filled_columns(rows, columns, keep=frame is strategies))
     ]
     return "\n\n".join(blocks)
+
+
+def swap_legend(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
+    """What the mark of swap means, where a table has one."""
+    return SWAPPED if any(column.mark == "swapped" for column in columns) and frame["swapped"].any() else ""
 
 
 def filled_columns(frame: pd.DataFrame, columns: Sequence[Column], *, keep: bool = False) -> list[Column]:
@@ -201,19 +238,23 @@ def render_spread(records: Sequence[RunRecord]) -> str:
     if not timed:
         return ""
     titles = ["cell", "trials", "coverage", "TTFT (ms)", "TPOT (ms)", "ITL p50 (ms)", "ITL p99 (ms)"]
-    return render_table(titles, [_spread_row(record) for record in timed], "lrrrrrr")
+    table = render_table(titles, [_spread_row(record) for record in timed], "lrrrrrr")
+    return f"{table}\n\n{SWAPPED}" if any(map(is_swapped, timed)) else table
 
 
 def _spread_row(record: RunRecord) -> list[str]:
     ttft, tpot = summarize_ttft(record), summarize_tpot(record)
-    return [
-        record.spec.label,
-        MISSING if ttft is None else show_share(ttft.samples, record.spec.measurement.trials),
-        _coverage(tpot or ttft),
+    times = (
         _show_interval(ttft),
         _show_interval(tpot),
         show_ms(itl_percentile_s(record, 50)),
         show_ms(itl_percentile_s(record, 99)),
+    )
+    return [
+        record.spec.label,
+        MISSING if ttft is None else show_share(ttft.samples, record.spec.measurement.trials),
+        _coverage(tpot or ttft),
+        *(mark_swapped(time, is_swapped(record)) for time in times),
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from offload_eval.analysis.capacity import analytic_bound, analytic_sessions, sessions_by_peak, sessions_by_trace
+from offload_eval.analysis.capacity import Admitted, admitted_by_peak, admitted_by_trace, analytic_bound
 from offload_eval.analysis.cells import (
     bytes_moved_per_token,
     exposed_s_per_token,
@@ -24,6 +24,7 @@ from offload_eval.analysis.statistics import (
     tokens_per_s,
     tpot_s,
 )
+from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import compile_mode
 from offload_eval.core.records import PHASES, PhaseSample, RunRecord, TrialSample
 from offload_eval.core.run_spec import content_hash
@@ -44,6 +45,9 @@ ANALYTIC_COLUMNS: Final[dict[str, str]] = {
     "h2d_bytes_per_step": COUNT,
     "d2h_bytes_per_step": COUNT,
     "analytic_sessions": COUNT,
+    "device_sessions": COUNT,
+    "host_sessions": COUNT,
+    "limiting_ledger": TEXT,
     "assumptions": TEXT,
     "source": TEXT,
     "run_id": TEXT,
@@ -56,9 +60,13 @@ STRATEGY_COLUMNS: Final[dict[str, str]] = {
     "analytic_sessions": COUNT,
     "sessions_by_trace": COUNT,
     "sessions_by_peak": COUNT,
+    "analytic_ledger": TEXT,
+    "ledger_by_trace": TEXT,
+    "ledger_by_peak": TEXT,
     "ttft_s": REAL,
     "tpot_s": REAL,
     "tokens_per_s": REAL,
+    "swapped": "boolean",
     "prefill_peak_bytes": COUNT,
     "decode_peak_bytes": COUNT,
     "kv_device_bytes": COUNT,
@@ -74,7 +82,9 @@ STRATEGY_COLUMNS: Final[dict[str, str]] = {
     "first_use_s": REAL,
     "run_id": TEXT,
 }
-"""`first_use_s` is the warm-up in which a compiled cell compiles; no trial has it in it."""
+"""Ledgers: the one that admits fewer sessions, where the budget states host memory. `swapped`: swap was in use around
+the cell, whose times are the disk's. `first_use_s` is the warm-up in which a compiled cell compiles; no trial has it
+in it."""
 _TRIAL_FIELDS: Final[dict[str, str]] = {
     "ttft_s": REAL,
     "e2e_latency_s": REAL,
@@ -86,6 +96,11 @@ _TRIAL_FIELDS: Final[dict[str, str]] = {
     "pinned_allocated_bytes": COUNT,
     "swap_in_bytes": COUNT,
     "swap_out_bytes": COUNT,
+    "num_major_faults": COUNT,
+    "num_minor_faults": COUNT,
+    "peak_cgroup_bytes": COUNT,
+    "cgroup_limit_bytes": COUNT,
+    "cgroup_swap_bytes": COUNT,
     "num_alloc_retries": COUNT,
     "num_compilations": COUNT,
 }
@@ -97,6 +112,7 @@ TRIAL_COLUMNS: Final[dict[str, str]] = {
     **{f"{phase}_{name}": kind for phase in PHASES for name, kind in _PHASE_FIELDS.items()},
     "tpot_s": REAL,
     "tokens_per_s": REAL,
+    "swapped": "boolean",
     "inter_token_latencies_s": TEXT,
 }
 """`inter_token_latencies_s` holds every latency, separated by spaces."""
@@ -110,9 +126,9 @@ def analytic_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
 def strategy_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
     """The strategy table: one row a cell, medians over trials, raw SI units; sessions by the cell's trace, if any."""
     floors = noise_floors(records)
-    traced = {content_hash(record.spec): sessions_by_trace(record) for record in latest_traces(records)}
+    traced = {content_hash(record.spec): admitted_by_trace(record) for record in latest_traces(records)}
     rows = (
-        _strategy_row(record, floors.get(record.run_id)) | {"sessions_by_trace": traced.get(content_hash(record.spec))}
+        _strategy_row(record, floors.get(record.run_id)) | _admitted("trace", traced.get(content_hash(record.spec)))
         for record in latest_records(records)
     )
     return typed_frame(rows, STRATEGY_COLUMNS)
@@ -163,28 +179,39 @@ def cell_labels(record: RunRecord) -> dict[str, str]:
     return _labels(record) | {"status": record.status, "evidence": record.evidence}
 
 
+def _admitted(how: str, admitted: Admitted | None) -> dict[str, Any]:
+    if admitted is None:
+        return {}
+    return {f"sessions_by_{how}": admitted.sessions, f"ledger_by_{how}": admitted.ledger}
+
+
 def _strategy_row(record: RunRecord, floor_nats: float | None) -> dict[str, Any]:
-    sample = merged_sample(record)
-    return cell_labels(record) | {
-        "analytic_sessions": analytic_sessions(record),
-        "sessions_by_peak": sessions_by_peak(record),
-        "ttft_s": median_of(summarize_ttft(record)),
-        "tpot_s": median_of(summarize_tpot(record)),
-        "tokens_per_s": median_of(summarize_throughput(record)),
-        "prefill_peak_bytes": sample.prefill.peak_allocated_bytes,
-        "decode_peak_bytes": sample.decode.peak_allocated_bytes,
-        "kv_device_bytes": sample.kv_cache_device_bytes,
-        "kv_host_bytes": sample.kv_cache_host_bytes,
-        "bytes_moved_per_token": bytes_moved_per_token(record),
-        "exposed_s_per_token": exposed_s_per_token(record),
-        "mean_kl_nats": mean_kl_nats(record),
-        "noise_floor_nats": floor_nats,
-        "batch_size": record.spec.workload.batch_size,
-        "prefill_chunk_tokens": record.spec.workload.prefill_chunk_tokens,
-        "attn_implementation": record.spec.attn_implementation,
-        "compile": compile_mode(record.spec.strategy),
-        "first_use_s": first_use_s(record),
-    }
+    sample, bound = merged_sample(record), analytic_bound(record)
+    return (
+        cell_labels(record)
+        | _admitted("peak", admitted_by_peak(record))
+        | {
+            "analytic_sessions": None if bound is None else bound.sessions,
+            "analytic_ledger": None if bound is None else bound.limiting_ledger,
+            "ttft_s": median_of(summarize_ttft(record)),
+            "tpot_s": median_of(summarize_tpot(record)),
+            "tokens_per_s": median_of(summarize_throughput(record)),
+            "swapped": is_swapped(record),
+            "prefill_peak_bytes": sample.prefill.peak_allocated_bytes,
+            "decode_peak_bytes": sample.decode.peak_allocated_bytes,
+            "kv_device_bytes": sample.kv_cache_device_bytes,
+            "kv_host_bytes": sample.kv_cache_host_bytes,
+            "bytes_moved_per_token": bytes_moved_per_token(record),
+            "exposed_s_per_token": exposed_s_per_token(record),
+            "mean_kl_nats": mean_kl_nats(record),
+            "noise_floor_nats": floor_nats,
+            "batch_size": record.spec.workload.batch_size,
+            "prefill_chunk_tokens": record.spec.workload.prefill_chunk_tokens,
+            "attn_implementation": record.spec.attn_implementation,
+            "compile": compile_mode(record.spec.strategy),
+            "first_use_s": first_use_s(record),
+        }
+    )
 
 
 def _trial_row(record: RunRecord, number: int, trial: TrialSample) -> dict[str, Any]:
@@ -198,6 +225,7 @@ def _trial_row(record: RunRecord, number: int, trial: TrialSample) -> dict[str, 
         | {
             "tpot_s": tpot_s(trial),
             "tokens_per_s": tokens_per_s(trial, record.spec.workload.batch_size),
+            "swapped": is_swapped(record),
             "inter_token_latencies_s": None if latencies_s is None else " ".join(map(repr, latencies_s)),
         }
     )

@@ -11,6 +11,7 @@ from rich.text import Text
 from offload_eval.analysis.cells import cell_records, probe_records
 from offload_eval.analysis.findings import find
 from offload_eval.analysis.limits import find_limits
+from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.limits import CapacityLimit
@@ -23,11 +24,12 @@ from offload_eval.reporting.strategy_tables import Column, format_columns
 from offload_eval.reporting.tables import strategy_frame
 
 NAME_WIDTH: Final = 34
+SWAPPED: Final = "* swap was in use around the cell: its times are the disk's."
 COLUMNS: Final = (
-    Column("analytic_sessions", "analytic sessions", show_count),
-    Column("sessions_by_peak", "sessions by peak", show_count),
+    Column("analytic_sessions", "analytic sessions", show_count, mark="analytic_ledger"),
+    Column("sessions_by_peak", "sessions by peak", show_count, mark="ledger_by_peak"),
     Column("decode_peak_bytes", "decode peak ({unit})"),
-    Column("tpot_s", "TPOT (ms)", show_ms),
+    Column("tpot_s", "TPOT (ms)", show_ms, mark="swapped", sign="*"),
     Column("bytes_moved_per_token", "moved/token ({unit})"),
     Column("mean_kl_nats", "mean KL (nats)", show_number),
 )
@@ -49,7 +51,8 @@ def render_terminal(
             parts += [Text(one_line(workload), style="bold"), _bullets(sentences)]
     ordered = recorded(experiment_cells(experiment, of_cells))
     if ordered:
-        parts += [Text(""), _strategy_table(ordered)]
+        swapped = [Text(SWAPPED)] if any(map(is_swapped, ordered)) else []
+        parts += [Text(""), _strategy_table(ordered), *swapped]
     if limits:
         parts += [Text(""), _limits_table(limits)]
     if ordered or limits:

@@ -153,18 +153,20 @@ def _admissions(cells: Sequence[TracedCell]) -> Iterator[RenderableType]:
     found = [(cell, cell.admission) for cell in cells if cell.admission is not None]
     if not found:
         return
-    available = format_bytes(found[0][1].available_bytes)
-    yield Text(f"Sessions whose traced peak fits {available}, weights included; host memory is not checked:")
+    available, host_bytes = format_bytes(found[0][1].available_bytes), found[0][1].host_available_bytes
+    host = "host memory is not checked" if host_bytes is None else f"{format_bytes(host_bytes)} on the host"
+    yield Text(f"Sessions whose traced peak fits {available}, weights included; {host}:")
     if all(cell.trace is None or cell.trace.weights_bytes > each.available_bytes for cell, each in found):
         yield Text("The weights alone do not fit.", style="bold")
     table = _table("strategy")
-    for name in ("in prefill", "in decode", "both", "batches traced"):
+    for name in ("in prefill", "in decode", "on the host", "all", "batches traced"):
         table.add_column(name, justify="right", no_wrap=True)
     for cell, each in found:
-        mark = " or more" if each.is_capped else ""
+        mark = " or more" if each.is_capped else " (host)" if each.limiting_ledger == "host" else ""
         numbers = (
             f"{each.prefill_sessions:,}",
             f"{each.decode_sessions:,}",
+            "-" if each.host_sessions is None else f"{each.host_sessions:,}",
             f"{each.limit:,}{mark}",
             f"{each.num_traces}",
         )

@@ -5,13 +5,14 @@ from typing import Any, Final
 
 import pandas as pd
 
+from offload_eval.analysis.swap import is_swapped
 from offload_eval.analysis.transfers import explain_transfers
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import LinkUse, PhaseTransfer
 from offload_eval.core.records import PHASES, Phase, RunRecord
 from offload_eval.reporting.display import show_count, show_ms, show_number, show_text
 from offload_eval.reporting.markdown import bullets, section
-from offload_eval.reporting.strategy_tables import Column, filled_columns, frame_table, row_names
+from offload_eval.reporting.strategy_tables import Column, filled_columns, frame_table, row_names, swap_legend
 from offload_eval.reporting.tables import COUNT, REAL, TEXT, typed_frame
 
 _USE_COLUMNS: Final[dict[str, str]] = {
@@ -33,6 +34,7 @@ TRANSFER_COLUMNS: Final[dict[str, str]] = {
     "reference": TEXT,
     "hidden_ratio": REAL,
     "end_latency_s": REAL,
+    "swapped": "boolean",
     "ideal_s": REAL,
     "scheduled_s": REAL,
     "serial_s": REAL,
@@ -66,10 +68,10 @@ TRAFFIC: Final = (
 )
 TIMES: Final = (
     Column("exposed_by_waits_s", "exposed by waits (ms)", show_ms),
-    Column("exposed_by_difference_s", "exposed by difference (ms)", show_ms),
+    Column("exposed_by_difference_s", "exposed by difference (ms)", show_ms, mark="swapped"),
     Column("reference", "reference", show_text),
     Column("hidden_ratio", "hidden (%)", _show_ratio),
-    Column("end_latency_s", "end latency (ms)", show_ms),
+    Column("end_latency_s", "end latency (ms)", show_ms, mark="swapped"),
     Column("ideal_s", "ideal, traced (ms)", show_ms),
     Column("scheduled_s", "scheduled, traced (ms)", show_ms),
     Column("serial_s", "serial, traced (ms)", show_ms),
@@ -78,8 +80,8 @@ TIMES: Final = (
 
 def transfer_frame(records: Sequence[RunRecord], hardware: HardwareProfile | None = None) -> pd.DataFrame:
     """Two rows for each cell that uses the link, prefill and decode; bytes and SI seconds, NA where there is none."""
-    statuses = {record.run_id: record.status for record in records}
-    rows = (_row(transfer, statuses[transfer.run_id]) for transfer in explain_transfers(records, hardware))
+    cells = {record.run_id: record for record in records}
+    rows = (_row(transfer, cells[transfer.run_id]) for transfer in explain_transfers(records, hardware))
     return typed_frame(rows, TRANSFER_COLUMNS)
 
 
@@ -92,6 +94,7 @@ def render_transfers(records: Sequence[RunRecord], hardware: HardwareProfile | N
         section(
             f"{title} of {_SPANS[phase]}, {_rungs(rows)}: {workload}",
             frame_table(rows, shown, row_names(rows)),
+            swap_legend(rows, shown),
             level=3,
         )
         for workload, of_workload in frame.groupby("workload", sort=False)
@@ -123,11 +126,11 @@ def _rungs(rows: pd.DataFrame) -> str:
     return ", ".join(rows["evidence"].unique())
 
 
-def _row(transfer: PhaseTransfer, status: str) -> dict[str, Any]:
+def _row(transfer: PhaseTransfer, record: RunRecord) -> dict[str, Any]:
     same = {name: getattr(transfer, name) for name in TRANSFER_COLUMNS if name in transfer.__struct_fields__}
     return (
         same
-        | {"status": status}
+        | {"status": record.status, "swapped": is_swapped(record)}
         | _use_columns("h2d", transfer.h2d, transfer.steps)
         | _use_columns("d2h", transfer.d2h, transfer.steps)
     )

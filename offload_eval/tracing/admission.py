@@ -16,16 +16,18 @@ def trace_admission(
     workload: Workload,
     available_bytes: int,
     *,
+    host_available_bytes: int | None = None,
     device: DeviceName = "cuda",
     first: Trace | None = None,
 ) -> TracedAdmission:
-    """Searches the limits of prefill and decode apart, by straight lines through what was traced.
+    """Searches the limits of prefill, of decode and of host memory apart, by straight lines through what was traced.
 
     Args:
         model: As for `trace_strategy`.
         strategy: The cache strategy.
         workload: Its lengths; its batch is where the search starts.
         available_bytes: Device bytes for weights, cache and activations.
+        host_available_bytes: Host bytes for the cache; None: host memory is not looked at.
         device: As for `trace_strategy`.
         first: A trace of the workload, where there is one already.
 
@@ -46,11 +48,18 @@ def trace_admission(
     start = min(workload.batch_size, MOST_SESSIONS)
     prefill = largest_that_fits(lambda each: trace_at(each).prefill.peak_device_bytes, available_bytes, start)
     decode = largest_that_fits(lambda each: trace_at(each).decode_peak_device_bytes, available_bytes, start)
+    by_device, by_host = min(prefill, decode), None
+    if host_available_bytes is not None and trace_at(start).kv_host_peak_bytes:
+        by_host = largest_that_fits(lambda each: trace_at(each).kv_host_peak_bytes, host_available_bytes, start)
+    limit = by_device if by_host is None else min(by_device, by_host)
     return TracedAdmission(
         available_bytes=available_bytes,
         prefill_sessions=prefill,
         decode_sessions=decode,
-        limit=min(prefill, decode),
-        is_capped=min(prefill, decode) == MOST_SESSIONS,
+        limit=limit,
+        host_available_bytes=host_available_bytes,
+        host_sessions=by_host,
+        limiting_ledger=None if host_available_bytes is None else "host" if limit < by_device else "device",
+        is_capped=limit == MOST_SESSIONS,
         num_traces=len(traces),
     )
