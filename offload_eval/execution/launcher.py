@@ -14,6 +14,7 @@ from offload_eval.core.experiment import Experiment
 from offload_eval.errors import UnableError
 from offload_eval.execution.messages import (
     CellTask,
+    CheckTask,
     PassStarted,
     Preflight,
     Ready,
@@ -134,7 +135,9 @@ class Worker:
         self._timeout_s = timeout_s
         self._is_loaded = False
 
-    def ask(self, task: CellTask | ReferenceTask, on_pass: Callable[[PassStarted], None]) -> Any | Died | TimedOut:
+    def ask(
+        self, task: CellTask | CheckTask | ReferenceTask, on_pass: Callable[[PassStarted], None]
+    ) -> Any | Died | TimedOut:
         """Hands over a task and waits for its answer, or LoadFailed; after Died or TimedOut the worker is gone."""
         if not self._is_loaded:
             ready = self._process.answer(self._timeout_s, on_pass)

@@ -73,6 +73,27 @@ class CellTask:
 
 
 @dataclass(frozen=True)
+class CheckTask:
+    """Asks for a short generation of one session under a cell's strategy; the answer is a CheckDone."""
+
+    spec: RunSpec
+
+
+@dataclass(frozen=True)
+class CheckDone:
+    """What the short generation gave: equal digests, equal bits."""
+
+    tokens_digest: str | None
+    """Hash of the tokens; None where there are none."""
+    logits_digest: str | None
+    """Hash of all logits."""
+    seconds: float
+    """Time it took, also where it failed."""
+    message: str = ""
+    """Why there is no digest."""
+
+
+@dataclass(frozen=True)
 class TraceTask:
     """Asks for the trace of one cell; the answer is a CellResult."""
 
