@@ -15,6 +15,7 @@ from offload_eval.reporting.grid import Cell, experiment_cells, in_order, record
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.memory_tables import memory_frame, render_memory
 from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
+from offload_eval.reporting.recovery_table import recovery_frame, render_recoveries
 from offload_eval.reporting.sentences import workload_sentences
 from offload_eval.reporting.strategy_tables import render_analytic_card, render_spread, render_strategy_tables
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
@@ -25,6 +26,7 @@ from offload_eval.units import format_bytes, format_duration
 NOTHING = "Nothing has been recorded yet."
 MEMORY_TITLE = "Memory: analytic, traced, and of the run"
 TRANSFERS_TITLE = "Transfers"
+RECOVERY_TITLE = "How it fails and how it comes back"
 NO_TRANSFERS = "No cell that uses the link has been measured."
 _MESSAGE_CHARACTERS = 600
 
@@ -51,6 +53,7 @@ def render_report(
         section("Analytic card", render_analytic_card(ordered) if ordered else NOTHING),
         section(MEMORY_TITLE, render_memory(everything) or NOTHING),
         section(TRANSFERS_TITLE, render_transfers(everything, hardware) or NO_TRANSFERS),
+        *([section(RECOVERY_TITLE, recoveries)] if (recoveries := render_recoveries(everything)) else []),
         section("Findings", _findings(everything, hardware)),
         section("Spread", render_spread(ordered) or "No cell was timed."),
         *([section("First use of compiled cells", warmups)] if (warmups := render_warmups(ordered)) else []),
@@ -82,6 +85,8 @@ def write_report(
         tables / "transfers.csv": transfer_frame(everything, hardware).to_csv(index=False),
         tables / "trials.csv": trials_frame(ordered).to_csv(index=False),
     }
+    if not (recoveries := recovery_frame(everything)).empty:
+        texts[tables / "recovery.csv"] = recoveries.to_csv(index=False)
     tables.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         _write_whole(path, text)
