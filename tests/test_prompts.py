@@ -34,7 +34,7 @@ def prepare(source: str, *workloads: Workload, context_tokens: int | None = 8192
         strategies=(DynamicSpec(),),
     )
     facts = ModelFacts(fingerprint="0", parameters=1, weights_bytes=2, vocab_size=100, context_tokens=context_tokens)
-    return prepare_prompts(experiment, facts)
+    return prepare_prompts(experiment, facts).rows
 
 
 def workload(prompt: PromptSource, **lengths: Any) -> Workload:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from offload_eval.bounds.limit_search import MOST_SESSIONS, largest_that_fits
 from offload_eval.cli.app import app
-from offload_eval.tracing.admission import MOST_SESSIONS, largest_that_fits
 
 PARAMETERS = 2 * 128 * 64 + 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 7 * 64
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4

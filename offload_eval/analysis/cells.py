@@ -6,6 +6,17 @@ from typing import Any, Literal
 
 from offload_eval.core.base import Strict
 from offload_eval.core.records import PHASES, Direction, PhaseSample, RunRecord, TrialSample
+from offload_eval.core.run_spec import PROBES
+
+
+def cell_records(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Those of the experiment's cells and of their traces: a capacity search's probes and drills are left out."""
+    return [record for record in records if record.spec.role == "cell"]
+
+
+def probe_records(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Those of a capacity search's probes and of their traces."""
+    return [record for record in records if record.spec.role in PROBES]
 
 
 def latest_records(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:

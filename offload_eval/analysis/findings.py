@@ -16,7 +16,7 @@ from offload_eval.analysis import (
     rules_traces,
     rules_transfers,
 )
-from offload_eval.analysis.cells import latest_records, latest_traces
+from offload_eval.analysis.cells import cell_records, latest_records, latest_traces, probe_records
 from offload_eval.analysis.recovery import recovery_records
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Finding
@@ -45,6 +45,15 @@ CELL_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
     rules_compilation.check_compiled_memory,
 )
 """Rules that need one record."""
+
+PROBE_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
+    rules_conditions.check_contention,
+    rules_conditions.check_tpot_spread,
+    rules_conditions.check_leak,
+    rules_conditions.check_swap,
+    rules_conditions.check_alloc_retries,
+)
+"""Those of them that speak of a probe too: that a batch runs out of memory is what a probe is for."""
 
 DIRECTORY_RULES: Final[tuple[Callable[[Sequence[RunRecord]], list[Finding]], ...]] = (
     rules_fidelity.check_lossless,
@@ -88,13 +97,16 @@ def find(records: Sequence[RunRecord], hardware: HardwareProfile | None = None) 
     Returns:
         Findings, errors first; none for a directory without records.
     """
-    cells, traces = latest_records(records), latest_traces(records)
+    of_cells, probes = cell_records(records), latest_records(probe_records(records))
+    cells, traces = latest_records(of_cells), latest_traces(of_cells)
     found = [finding for rule in CELL_RULES for record in cells if (finding := rule(record)) is not None]
     found += [finding for rule in DIRECTORY_RULES if cells for finding in rule(cells)]
     found += [finding for rule in TRACE_RULES for finding in rule((*cells, *traces))]
     found += [finding for rule in HARDWARE_RULES for finding in rule((*cells, *traces), hardware)]
+    found += [finding for rule in PROBE_RULES for record in probes if (finding := rule(record)) is not None]
     found += [finding for rule in RECORD_RULES for finding in rule(records)]
-    labels = {record.run_id: record.spec.label for record in (*cells, *traces, *recovery_records(records))}
+    labelled = (*cells, *traces, *probes, *recovery_records(records))
+    labels = {record.run_id: record.spec.label for record in labelled}
     wholes = [{record.run_id for record in whole} for whole in (cells, traces)]
     named = [_with_labels(finding, labels, wholes) for finding in _merged(found)]
     return tuple(sorted(named, key=lambda finding: _SEVERITY_ORDER[finding.severity]))

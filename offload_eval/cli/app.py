@@ -12,6 +12,30 @@ from offload_eval.cli.option_types import DeviceChoice, JsonOption
 from offload_eval.cli.plan_options import plan
 from offload_eval.cli.trace_options import trace
 
+ExperimentArgument = Annotated[Path, typer.Argument(help="The experiment file.", show_default=False)]
+OutOption = Annotated[Path | None, typer.Option(help="Directory for the records and the report.", show_default=False)]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show the cells and their analytic bounds; measure nothing.")
+]
+DeviceOption = Annotated[DeviceChoice | None, typer.Option(help="Replace the file's device.", show_default=False)]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY.PATH=VALUE",
+        help="Replace one value of the file, as in workloads.0.batch_size=4. Repeatable.",
+        show_default=False,
+    ),
+]
+AllowMismatchOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-mismatch",
+        help="With --resume: continue even though the experiment or the machine changed.",
+    ),
+]
+
 app = typer.Typer(
     help="Measures what offloading or quantizing the KV cache buys, beside the analytic bound.",
     epilog="Exit codes: 0 done; 1 a cell failed or timed out; 2 bad input; 3 this environment cannot do it; "
@@ -50,32 +74,14 @@ def options(
 
 @app.command()
 def run(
-    experiment: Annotated[Path, typer.Argument(help="The experiment file.", show_default=False)],
-    out: Annotated[
-        Path | None, typer.Option(help="Directory for the records and the report.", show_default=False)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the cells and their analytic bounds; measure nothing.")
-    ] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY.PATH=VALUE",
-            help="Replace one value of the file, as in workloads.0.batch_size=4. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[DeviceChoice | None, typer.Option(help="Replace the file's device.", show_default=False)] = None,
+    experiment: ExperimentArgument,
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    dry_run: DryRunOption = False,
+    overrides: SetOption = None,
+    device: DeviceOption = None,
     json_output: JsonOption = False,
-    allow_mismatch: Annotated[
-        bool,
-        typer.Option(
-            "--allow-mismatch",
-            help="With --resume: continue even though the experiment or the machine changed.",
-        ),
-    ] = False,
+    allow_mismatch: AllowMismatchOption = False,
 ) -> None:
     """Measure each strategy on each workload of an experiment."""
 
@@ -91,6 +97,37 @@ def run(
             device=device.value if device else None,
             json_output=json_output,
             allow_mismatch=allow_mismatch,
+        )
+
+    end(body)
+
+
+@app.command()
+def capacity(
+    experiment: ExperimentArgument,
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    dry_run: DryRunOption = False,
+    overrides: SetOption = None,
+    device: DeviceOption = None,
+    json_output: JsonOption = False,
+    allow_mismatch: AllowMismatchOption = False,
+) -> None:
+    """Find the most sessions that really run in the budget, for each strategy and combination of lengths."""
+
+    def body() -> int:
+        from offload_eval.cli.run import run_command
+
+        return run_command(
+            experiment=experiment,
+            out=out,
+            resume=resume,
+            dry_run=dry_run,
+            overrides=overrides or [],
+            device=device.value if device else None,
+            json_output=json_output,
+            allow_mismatch=allow_mismatch,
+            limits_alone=True,
         )
 
     end(body)

@@ -28,6 +28,16 @@ class RunProgress:
         self._cells = progress.add_task("all cells", total=num_cells)
         self._passes = progress.add_task("", total=None, visible=False)
         self._label = ""
+        self._counts_cells = True
+
+    def expect(self, num_limits: int) -> None:
+        """Starts the upper bar anew, over limits to be found."""
+        self._progress.reset(self._cells, description="all limits", total=num_limits)
+        self._counts_cells = False
+
+    def limit_found(self) -> None:
+        """Moves the upper bar by a limit."""
+        self._progress.advance(self._cells)
 
     def trace_started(self, spec: RunSpec, index: int, total: int) -> None:
         """Shows the traces on the lower bar."""
@@ -37,7 +47,8 @@ class RunProgress:
 
     def cell_started(self, spec: RunSpec) -> None:
         """Restarts the lower bar."""
-        self._label = escape(spec.label)
+        role = "" if spec.role == "cell" else f" ({spec.role})"
+        self._label = escape(f"{spec.label}{role}")
         self._progress.reset(self._passes, description=f"{self._label}: loading", total=None, visible=True)
 
     def pass_started(self, event: PassStarted) -> None:
@@ -48,7 +59,8 @@ class RunProgress:
 
     def cell_finished(self, record: RunRecord) -> None:
         """Moves the upper bar, and leaves a line for the cell on a terminal."""
-        self._progress.advance(self._cells)
+        if self._counts_cells:
+            self._progress.advance(self._cells)
         if self._progress.disable:
             return
         reason = "" if record.failure is None else f" ({escape(record.failure.message.splitlines()[0][:160])})"

@@ -5,10 +5,12 @@ from typing import Any
 
 import msgspec
 
-from offload_eval.analysis.cells import latest_records, latest_traces
+from offload_eval.analysis.cells import cell_records, latest_records, latest_traces
+from offload_eval.analysis.limits import find_limits
 from offload_eval.cli.console import print_json, result_console
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.hardware import HardwareProfile
+from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.records import RunRecord
 from offload_eval.errors import ExitCode, InputError, UnableError
 from offload_eval.reporting.report import write_report
@@ -50,21 +52,36 @@ def show_report(
     except OSError as error:
         raise UnableError(f"{run_dir}: the report cannot be written: {error.strerror}") from error
     if json_output:
-        print_json(_summary(run_dir, records, files))
+        print_json(_summary(run_dir, experiment, records, files))
         return
     console = result_console()
     console.print(render_terminal(experiment, records, hardware))
     console.out(f"report: {files[0]}", highlight=False)
 
 
-def _summary(run_dir: Path, records: list[RunRecord], files: list[Path]) -> str:
+def _summary(run_dir: Path, experiment: Experiment, records: list[RunRecord], files: list[Path]) -> str:
+    cells = cell_records(records)
     summary = {
         "run_dir": str(run_dir),
         "files": [str(file) for file in files],
-        "cells": [_entry(record) for record in latest_records(records)],
-        "traces": [_entry(record) for record in latest_traces(records)],
+        "cells": [_entry(record) for record in latest_records(cells)],
+        "traces": [_entry(record) for record in latest_traces(cells)],
+        "limits": [_limit_entry(limit) for limit in find_limits(records, experiment.capacity)],
     }
     return msgspec.json.encode(summary).decode()
+
+
+def _limit_entry(limit: CapacityLimit) -> dict[str, Any]:
+    """The limit with its lengths and its figures at the limit beside the rest, under one name each."""
+    at_limit = limit.at_limit
+    return {
+        **msgspec.to_builtins(limit.lengths),
+        **{name: getattr(limit, name) for name in limit.__struct_fields__ if name != "lengths"},
+        "is_exact": limit.is_exact,
+        "gain_over_in_gpu": limit.gain_over_in_gpu,
+        "tokens_per_s_at_limit": None if at_limit is None else at_limit.tokens_per_s,
+        "tpot_s_at_limit": None if at_limit is None else at_limit.tpot_s,
+    }
 
 
 def _entry(record: RunRecord) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`offload-eval run`: every cell of an experiment, then the report."""
+"""`offload-eval run` and `offload-eval capacity`: cells of an experiment or its limits, then the report."""
 
 import shlex
 from datetime import UTC, datetime
@@ -9,15 +9,18 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from offload_eval.analysis.limits import has_failed_search
 from offload_eval.bounds.strategy_bound import cell_bound
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.progress import open_progress
 from offload_eval.cli.report import show_report
+from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import BudgetSpec, Experiment, StreamedSpec
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Bound
 from offload_eval.core.run_spec import RunSpec, content_hash
 from offload_eval.errors import ExitCode, InputError
+from offload_eval.execution.capacity_session import CapacitySession, searched_workloads
 from offload_eval.execution.launcher import preflight
 from offload_eval.execution.messages import Preflight
 from offload_eval.execution.session import Session, expand_cells
@@ -41,11 +44,13 @@ def run_command(
     device: str | None,
     json_output: bool,
     allow_mismatch: bool,
+    limits_alone: bool = False,
 ) -> int:
-    """Runs an experiment file and writes its report.
+    """Runs an experiment file and writes its report. With `limits_alone`, as `capacity` does, no cells are run.
 
     Returns:
-        0 when every cell has its answer (`ok`, `oom` or `unsupported`), 1 when one failed or timed out.
+        0 when every cell has its answer (`ok`, `oom` or `unsupported`) and every limit was searched; 1 when one failed
+        or timed out.
 
     Raises:
         InputError: The file, an option or the run directory is wrong; nothing was run.
@@ -55,6 +60,8 @@ def run_command(
         raise InputError("--resume needs --out, the directory of the run to continue")
     options = [Override(path=("device",), value=device, origin=f"--device {device}")] if device else []
     asked = load_experiment(experiment, overrides, options)
+    if limits_alone and asked.capacity is None:
+        asked = msgspec.structs.replace(asked, capacity=CapacitySpec())
     hardware = _hardware(asked, experiment)
     try:
         checked = preflight(asked, _PREFLIGHT_TIMEOUT_S)
@@ -64,7 +71,8 @@ def run_command(
     if dry_run:
         _show_cells(cells, checked, json_output=json_output)
         return ExitCode.DONE
-    path = out or _default_directory(asked)
+    cells = [] if limits_alone else cells
+    path = out or _default_directory(asked.name + ("-capacity" if limits_alone else ""))
     opened = (
         RunDirectory.resume(path, asked, checked.machine, allow_mismatch=allow_mismatch)
         if resume
@@ -76,14 +84,14 @@ def run_command(
         try:
             _run(asked, checked, directory, cells)
         except KeyboardInterrupt:
-            command = _resume_command(experiment, overrides, device, path)
+            command = _resume_command("capacity" if limits_alone else "run", experiment, overrides, device, path)
             progress_console().out(f"interrupted; finished cells are kept: continue with {command}", highlight=False)
             raise
         records, kept_hardware = directory.records(), directory.hardware
     show_report(path, asked, records, kept_hardware, json_output=json_output)
     wanted = {content_hash(spec) for spec in cells}
     fell_short = any(record.status in _FELL_SHORT for record in records if record.run_id in wanted)
-    return ExitCode.FELL_SHORT if fell_short else ExitCode.DONE
+    return ExitCode.FELL_SHORT if fell_short or has_failed_search(records) else ExitCode.DONE
 
 
 def _hardware(asked: Experiment, file: Path) -> HardwareProfile | None:
@@ -100,18 +108,22 @@ def _run(experiment: Experiment, checked: Preflight, directory: RunDirectory, ce
     finished = directory.finished_run_ids()
     num_cells = sum(content_hash(spec) not in finished for spec in cells)
     with open_progress(progress_console(), num_cells) as progress:
-        Session(experiment, checked, directory, progress).run(cells)
+        if cells:
+            Session(experiment, checked, directory, progress).run(cells)
+        if experiment.capacity is not None:
+            progress.expect(len(searched_workloads(experiment)) * len(experiment.strategies))
+            CapacitySession(experiment, checked, directory, progress).run()
 
 
-def _resume_command(experiment: Path, overrides: list[str], device: str | None, path: Path) -> str:
+def _resume_command(command: str, experiment: Path, overrides: list[str], device: str | None, path: Path) -> str:
     """What continues this very run: an override left out would make it another experiment."""
-    words = ["offload-eval", "run", str(experiment), "--resume", "--out", str(path)]
+    words = ["offload-eval", command, str(experiment), "--resume", "--out", str(path)]
     words += [word for override in overrides for word in ("--set", override)]
     return shlex.join([*words, *(["--device", device] if device else [])])
 
 
-def _default_directory(experiment: Experiment) -> Path:
-    return Path("runs") / f"{experiment.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+def _default_directory(name: str) -> Path:
+    return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
 def _show_cells(cells: list[RunSpec], checked: Preflight, *, json_output: bool) -> None:

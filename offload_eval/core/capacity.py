@@ -26,3 +26,13 @@ class CapacitySpec(Strict, frozen=True, kw_only=True):
     """Median TPOT that a session may have."""
     drills: bool = True
     """Bring every kind of failure about once for each strategy, and see how the worker comes back."""
+
+    @property
+    def has_objectives(self) -> bool:
+        """Whether a TTFT or a TPOT is stated that must not be passed."""
+        return (self.ttft_limit_s, self.tpot_limit_s) != (None, None)
+
+    def objectives_ratio(self, ttft_s: float, tpot_s: float) -> float:
+        """The worse of TTFT and TPOT over its limit; up to 1.0 both are kept."""
+        stated = ((ttft_s, self.ttft_limit_s), (tpot_s, self.tpot_limit_s))
+        return max((seconds / limit for seconds, limit in stated if limit is not None), default=0.0)

@@ -62,6 +62,10 @@ class BudgetSpec(Strict, frozen=True, kw_only=True):
         """What weights, cache and activations may take."""
         return self.device_bytes - self.runtime_bytes - self.reserve_bytes
 
+    def cap_bytes(self, loaded_bytes: int) -> int:
+        """The same for a model of `loaded_bytes`, where the budget states other weights than the loaded ones."""
+        return max(0, self.available_bytes - (self.weights_bytes or loaded_bytes) + loaded_bytes)
+
 
 class PydocPrompt(Strict, frozen=True, kw_only=True, tag_field="kind", tag="pydoc"):
     """English text that every Python carries: the standard library's pydoc topics."""
@@ -271,7 +275,8 @@ class MeasurementPlan(Strict, frozen=True, kw_only=True):
     warmups: NonNegativeInt = 0
     """Full-length runs before anything is timed, besides the fidelity pass, which warms up too. A compiled strategy
     takes at least one, before anything else."""
-    trials: Annotated[int, Meta(ge=1, le=10_000)] = 3
+    trials: Annotated[int, Meta(ge=0, le=10_000)] = 3
+    """At least one in an experiment; a probe of the capacity search may take none."""
     memory_trials: NonNegativeInt = 1
     transfer_trials: NonNegativeInt = 1
     fidelity: bool = True

@@ -50,6 +50,8 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     strategy: StrategySpec
     kind: str
     label: str
+    is_baseline: bool = False
+    """Whether this is the in-GPU cache that the others are held against."""
     evidence: Evidence
     """Rung of `measured`: emulated on a CPU."""
     cap_bytes: int | None = None
@@ -77,6 +79,10 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     limiting_ledger: Ledger | None = None
     limiting_phase: Phase | None = None
     limiting_part: str | None = None
+    difference: str = ""
+    """What lies between the traced and the measured limit, in words; empty where they agree."""
+    in_gpu: int | None = None
+    """The limit of the in-GPU cache at the same lengths, as it ran."""
     at_limit: TimedBatch | None = None
     at_in_gpu_limit: TimedBatch | None = None
     """This strategy at the limit of the in-GPU cache, where it can run that batch."""
@@ -88,6 +94,11 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     """The smallest batch that was timed over them, or that did not run."""
     run_ids: tuple[str, ...] = ()
     """Of every probe, in the order they ran."""
+
+    @property
+    def gain_over_in_gpu(self) -> float | None:
+        """Sessions over those of the in-GPU cache; None where either is not known."""
+        return self.measured / self.in_gpu if self.measured is not None and self.in_gpu else None
 
     @property
     def is_exact(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from offload_eval.core.experiment import BudgetSpec, compile_mode
+from offload_eval.core.experiment import compile_mode
 from offload_eval.core.records import Conditions, Failure, FidelitySample, RecoverySample, Status, TrialSample
 from offload_eval.core.run_spec import DRILLS, RunSpec
 from offload_eval.errors import CellUnsupportedError
@@ -73,7 +73,9 @@ def measure_cell(
     """
     started_at_utc, started = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     before = LiveBefore(device)
-    progress = _Progress(trials=[TrialSample() for _ in range(spec.measurement.trials)])
+    plan = spec.measurement
+    rounds = max(plan.trials, plan.memory_trials, plan.transfer_trials)
+    progress = _Progress(trials=[TrialSample() for _ in range(rounds)])
     prepare = partial(_prepare, spec, model, device, reference_dir)
     status, failure = _run_passes(progress, as_asked(spec, model), prepare, report)
     ended = time.perf_counter()
@@ -94,7 +96,7 @@ def measure_cell(
             conditions,
             baseline_bytes=before.live_bytes,
             leaked_bytes=before.leaked_bytes(),
-            cap_bytes=None if spec.role in DRILLS else cap_bytes(spec.budget),
+            cap_bytes=cap_bytes(spec, model),
             noise_floor_chunk_tokens=_noise_floor_chunk(spec),
             recovery=_recovery(before, recovery_s) if status in ("oom", "failed") else None,
         ),
@@ -127,16 +129,26 @@ def as_asked(spec: RunSpec, model: Any) -> Iterator[None]:
         yield
 
 
-def cap_bytes(budget: BudgetSpec) -> int | None:
-    """What the allocator may hold when the budget is enforced: runtime bytes lie outside it."""
-    return budget.device_bytes - budget.runtime_bytes if budget.enforce else None
+def cap_bytes(spec: RunSpec, model: Any) -> int | None:
+    """What the allocator may hold: runtime bytes lie outside it.
+
+    A cell may take the reserve too, where its budget is enforced. A probe is always held to what the arithmetic gives
+    out, with the model's own weights in place of those that the budget states. A drill sets a cap of its own.
+    """
+    budget = spec.budget
+    if spec.role in DRILLS:
+        return None
+    if spec.role == "cell":
+        return budget.device_bytes - budget.runtime_bytes if budget.enforce else None
+    loaded_bytes: int = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return budget.cap_bytes(loaded_bytes)
 
 
 def _prepare(spec: RunSpec, model: Any, device: Device, reference_dir: Path) -> CellRun:
     files = ReferenceFiles(reference_dir, spec.reference_key)
     strategy = load_strategy(spec.strategy)
     strategy.prepare(device.name)
-    tokens = files.load_tokens()
+    tokens = files.load_tokens() if spec.role == "cell" else None
     prompt_BN = torch.from_numpy(files.load_prompt()).to(device.torch_device)
     tokens_BN = None if tokens is None else torch.from_numpy(tokens).to(device.torch_device)
     device.adopt(tensor for tensor in (prompt_BN, tokens_BN) if tensor is not None)
@@ -174,7 +186,7 @@ def _take_all(progress: _Progress, prepare: Callable[[], CellRun], report: Repor
     for index, step in enumerate(first):
         _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
     # Entered once: on CUDA it empties the allocator, and every pass after that would start cold.
-    with run.device.capped(cap_bytes(run.spec.budget)):
+    with run.device.capped(cap_bytes(run.spec, run.model)):
         for index, step in enumerate(measured, start=len(first)):
             _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))
 

@@ -136,7 +136,7 @@ class Worker:
         self._is_loaded = False
 
     def ask(
-        self, task: CellTask | CheckTask | ReferenceTask, on_pass: Callable[[PassStarted], None]
+        self, task: CellTask | ReferenceTask | CheckTask, on_pass: Callable[[PassStarted], None]
     ) -> Any | Died | TimedOut:
         """Hands over a task and waits for its answer, or LoadFailed; after Died or TimedOut the worker is gone."""
         if not self._is_loaded:
@@ -145,7 +145,7 @@ class Worker:
                 return ready
             self._is_loaded = True
         self._process.send(task)
-        return self._process.answer(self._timeout_s, on_pass)
+        return self._process.answer(min(self._timeout_s, task.spec.measurement.cell_timeout_s), on_pass)
 
     def kill(self) -> None:
         """Ends the worker now."""

@@ -19,6 +19,14 @@ TokenArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class PromptText:
+    """A text's tokens, and those that the tokenizer puts before any text."""
+
+    tokens: TokenArray
+    opening: TokenArray
+
+
+@dataclass(frozen=True)
 class Preflight:
     """What the session needs to know before it starts a worker."""
 
@@ -30,6 +38,9 @@ class Preflight:
     """Prompt tokens `[batch, prompt_tokens]` by workload label."""
     refusals: dict[tuple[str, str], str | None]
     """Why a strategy cannot run a workload here, by workload and strategy label; None where it can."""
+    texts: dict[str, PromptText | None] = field(default_factory=dict)
+    """What more prompts of a workload can be cut from, by its label, where limits are searched for; None: its prompts
+    are random."""
     resolved: dict[tuple[str, str], StrategySpec] = field(default_factory=dict)
     """What stands for a strategy that leaves a choice to the budget, by workload and strategy label."""
 

@@ -37,13 +37,15 @@ def run_preflight(experiment: Experiment) -> Preflight:
         )
     model = read_model_facts(experiment.model, config)
     refusals = _refusals(experiment, device, config)
+    prompts = prepare_prompts(experiment, model)
     autos = _resolve_autos(experiment, device, refusals)
     return Preflight(
         device=device,
         evidence="measured" if device == "cuda" else "emulated",
         machine=machine,
         model=model,
-        prompts=prepare_prompts(experiment, model),
+        prompts=prompts.rows,
+        texts={} if experiment.capacity is None else prompts.texts,
         refusals=refusals | {cell: answer for cell, answer in autos.items() if isinstance(answer, str)},
         resolved={cell: answer for cell, answer in autos.items() if not isinstance(answer, str)},
     )

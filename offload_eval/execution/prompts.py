@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -18,15 +18,23 @@ from offload_eval.core.experiment import (
 from offload_eval.core.factors import asked_index, expand_workloads
 from offload_eval.core.shape import ModelFacts
 from offload_eval.errors import InputError
-from offload_eval.execution.messages import TokenArray
+from offload_eval.execution.messages import PromptText, TokenArray
 from offload_eval.execution.model_loading import load_tokenizer
+from offload_eval.execution.prompt_rows import random_rows
 
 MAX_PROMPT_TOKENS: Final = 2**26
 """Half a GiB of token ids, which every worker loads."""
 
 
-def prepare_prompts(experiment: Experiment, model: ModelFacts) -> dict[str, TokenArray]:
-    """Builds `[batch, prompt_tokens]` token ids for every workload, keyed by its label.
+class Prompts(NamedTuple):
+    """Prompts by the label of their workload, and what more of them can be cut from: None where they are random."""
+
+    rows: dict[str, TokenArray]
+    texts: dict[str, PromptText | None]
+
+
+def prepare_prompts(experiment: Experiment, model: ModelFacts) -> Prompts:
+    """Builds `[batch, prompt_tokens]` token ids for every workload.
 
     Text is tokenized once and cut into one piece for each session; the pieces of one batch never overlap. What
     the tokenizer puts before any text, such as a beginning-of-sequence token, starts every prompt and counts in
@@ -41,17 +49,22 @@ def prepare_prompts(experiment: Experiment, model: ModelFacts) -> dict[str, Toke
         _check_size(index, workload)
     texts: dict[PromptSource, TokenArray] = {}
     tokenizer = None
-    prompts = {}
+    rows: dict[str, TokenArray] = {}
+    sources: dict[str, PromptText | None] = {}
     for index, workload in workloads:
         if isinstance(workload.prompt, RandomPrompt):
-            prompts[workload.label] = _random_tokens(workload, model.vocab_size)
+            sources[workload.label] = None
+            rows[workload.label] = random_rows(
+                workload.batch_size, workload.prompt_tokens, model.vocab_size, workload.seed
+            )
             continue
         if workload.prompt not in texts:
             tokenizer = tokenizer or load_tokenizer(experiment.model)
             texts[workload.prompt] = _tokenize(tokenizer, read_text(workload.prompt), add_special_tokens=False)
         opening = _tokenize(tokenizer, "", add_special_tokens=True)
-        prompts[workload.label] = _cut(index, workload, texts[workload.prompt], opening)
-    return prompts
+        rows[workload.label] = _cut(index, workload, texts[workload.prompt], opening)
+        sources[workload.label] = PromptText(texts[workload.prompt], opening)
+    return Prompts(rows, sources)
 
 
 def read_text(source: PromptSource) -> str:
@@ -115,11 +128,6 @@ def _check_size(index: int, workload: Workload) -> None:
             f"workloads[{index}] ({workload.label}): batch_size * prompt_tokens = {total_tokens:,}; allowed: at most "
             f"{MAX_PROMPT_TOKENS:,}"
         )
-
-
-def _random_tokens(workload: Workload, vocab_size: int) -> TokenArray:
-    generator = np.random.default_rng(workload.seed)
-    return generator.integers(vocab_size, size=(workload.batch_size, workload.prompt_tokens), dtype=np.int64)
 
 
 def _cut(index: int, workload: Workload, tokens: TokenArray, opening: TokenArray) -> TokenArray:

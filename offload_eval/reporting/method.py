@@ -385,13 +385,14 @@ def _sizes(known: Iterable[tuple[str, int]]) -> str:
     return f" of {', '.join(parts)}" if parts else ""
 
 
-def render_reproduction(records: Sequence[RunRecord]) -> str:
+def render_reproduction(records: Sequence[RunRecord], *, limits_alone: bool = False) -> str:
     """The commands that run the experiment again and that report its records again."""
     commits = dict.fromkeys(record.machine.git_commit for record in records if record.machine.git_commit)
     at = bullets([Verbatim(f"Code at commit {code(commit)}.") for commit in commits])
+    command, what = ("capacity", "limits") if limits_alone else ("run", "cells")
     commands = (
-        "# In this directory: the same cells again, into a new one\n"
-        "offload-eval run experiment.yaml --out again\n"
+        f"# In this directory: the same {what} again, into a new one\n"
+        f"offload-eval {command} experiment.yaml --out again\n"
         "# This report again, from the stored records\n"
         "offload-eval report ."
     )

@@ -4,11 +4,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from offload_eval.analysis.cells import cell_records
 from offload_eval.analysis.findings import find
+from offload_eval.analysis.limits import find_limits
+from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import Experiment, ModelSpec
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord
+from offload_eval.reporting.capacity_tables import limits_frame, render_limits
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_share
 from offload_eval.reporting.grid import Cell, experiment_cells, in_order, recorded
@@ -44,25 +48,41 @@ def render_report(
     Returns:
         Markdown in which no name and no error text can break a table or add markup.
     """
-    cells = experiment_cells(experiment, records)
-    ordered, everything = recorded(cells), in_order(experiment, records)
-    sections = [
+    limits = find_limits(records, experiment.capacity)
+    of_cells = cell_records(records)
+    everything = in_order(experiment, of_cells) or list(records)
+    has_cells = bool(of_cells) or not limits
+    recoveries = render_recoveries(in_order(experiment, records))
+    findings = section("Findings", _findings(in_order(experiment, records), hardware))
+    blocks = [
         section(experiment.name, paragraph(experiment.question), render_evidence(everything), level=1),
-        section("Verdict", _budget(experiment), *_verdicts(experiment, records)),
+        section("Verdict", _budget(experiment, has_cells=has_cells), *_verdicts(experiment, of_cells, has_cells)),
+        *([section("Capacity", render_limits(limits, experiment.capacity or CapacitySpec()))] if limits else []),
+        *([section(RECOVERY_TITLE, recoveries)] if recoveries else []),
+        *(_cell_sections(experiment, of_cells, hardware, findings) if has_cells else [findings]),
+        section("Machine, versions and model", _machines(everything) or NOTHING),
+        section("How to reproduce", render_reproduction(everything, limits_alone=not has_cells)),
+        *([section("Cells", _cells(experiment_cells(experiment, of_cells)))] if has_cells else []),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _cell_sections(
+    experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None, findings: str
+) -> list[str]:
+    """What the cells say, with what speaks against it before the details."""
+    ordered, everything = recorded(experiment_cells(experiment, records)), in_order(experiment, records)
+    warmups = render_warmups(ordered)
+    return [
         section("Strategies", render_strategy_tables(everything) or NOTHING),
         section("Analytic card", render_analytic_card(ordered) if ordered else NOTHING),
         section(MEMORY_TITLE, render_memory(everything) or NOTHING),
         section(TRANSFERS_TITLE, render_transfers(everything, hardware) or NO_TRANSFERS),
-        *([section(RECOVERY_TITLE, recoveries)] if (recoveries := render_recoveries(everything)) else []),
-        section("Findings", _findings(everything, hardware)),
+        findings,
         section("Spread", render_spread(ordered) or "No cell was timed."),
-        *([section("First use of compiled cells", warmups)] if (warmups := render_warmups(ordered)) else []),
+        *([section("First use of compiled cells", warmups)] if warmups else []),
         section("Method", render_method(experiment, everything)),
-        section("Machine, versions and model", _machines(ordered or everything) or NOTHING),
-        section("How to reproduce", render_reproduction(ordered or everything)),
-        section("Cells", _cells(cells)),
     ]
-    return "\n\n".join(sections) + "\n"
 
 
 def write_report(
@@ -73,7 +93,9 @@ def write_report(
     Raises:
         OSError: A file cannot be written.
     """
-    ordered, everything = recorded(experiment_cells(experiment, records)), in_order(experiment, records)
+    of_cells = cell_records(records)
+    ordered, everything = recorded(experiment_cells(experiment, of_cells)), in_order(experiment, of_cells)
+    limits = find_limits(records, experiment.capacity)
     tables = directory / "tables"
     texts = {
         directory / "report.md": render_report(experiment, records, hardware),
@@ -85,7 +107,9 @@ def write_report(
         tables / "transfers.csv": transfer_frame(everything, hardware).to_csv(index=False),
         tables / "trials.csv": trials_frame(ordered).to_csv(index=False),
     }
-    if not (recoveries := recovery_frame(everything)).empty:
+    if limits:
+        texts[tables / "limits.csv"] = limits_frame(limits).to_csv(index=False)
+    if not (recoveries := recovery_frame(in_order(experiment, records))).empty:
         texts[tables / "recovery.csv"] = recoveries.to_csv(index=False)
     tables.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
@@ -108,20 +132,20 @@ def _model_name(model: ModelSpec) -> str:
     return path.name if path.is_absolute() else model.location
 
 
-def _budget(experiment: Experiment) -> str:
+def _budget(experiment: Experiment, *, has_cells: bool) -> str:
     budget, model = experiment.budget, experiment.model
     weights = "counted from the model" if budget.weights_bytes is None else format_bytes(budget.weights_bytes)
     parts = [
         f"Model {code(_model_name(model))} in {model.dtype}, {model.weights} weights. ",
         f"Budget: {format_bytes(budget.device_bytes)} of device memory; weights {weights}, ",
         f"runtime {format_bytes(budget.runtime_bytes)}, reserve {format_bytes(budget.reserve_bytes)}; ",
-        "enforced during the run." if budget.enforce else "not enforced during the run.",
+        "enforced during the run." if budget.enforce or not has_cells else "not enforced during the run.",
     ]
     return "".join(parts)
 
 
-def _verdicts(experiment: Experiment, records: Sequence[RunRecord]) -> list[str]:
-    said = workload_sentences(experiment, records)
+def _verdicts(experiment: Experiment, records: Sequence[RunRecord], has_cells: bool) -> list[str]:
+    said = workload_sentences(experiment, records) if has_cells else {}
     return [section(f"Workload: {workload}", bullets(lines), level=3) for workload, lines in said.items()]
 
 

@@ -8,11 +8,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from offload_eval.analysis.cells import cell_records, probe_records
 from offload_eval.analysis.findings import find
+from offload_eval.analysis.limits import find_limits
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.hardware import HardwareProfile
+from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.records import RunRecord
-from offload_eval.reporting.display import one_line, show_count, show_ms, show_number
+from offload_eval.reporting.capacity_tables import by_lengths, length_words, show_measured
+from offload_eval.reporting.display import MISSING, one_line, show_count, show_ms, show_number
 from offload_eval.reporting.grid import experiment_cells, recorded
 from offload_eval.reporting.sentences import EVIDENCE_WORDS, workload_sentences
 from offload_eval.reporting.strategy_tables import Column, format_columns
@@ -38,12 +42,62 @@ def render_terminal(
         A rich renderable. The table fits 100 columns: long names fold, and no number is cut off.
     """
     parts: list[RenderableType] = []
-    for workload, sentences in workload_sentences(experiment, records).items():
-        parts += [Text(one_line(workload), style="bold"), _bullets(sentences)]
-    ordered = recorded(experiment_cells(experiment, records))
+    of_cells = cell_records(records)
+    limits = find_limits(records, experiment.capacity)
+    if of_cells or not limits:
+        for workload, sentences in workload_sentences(experiment, of_cells).items():
+            parts += [Text(one_line(workload), style="bold"), _bullets(sentences)]
+    ordered = recorded(experiment_cells(experiment, of_cells))
     if ordered:
-        parts += [Text(""), _strategy_table(ordered), Text(_closing(ordered, records, hardware))]
+        parts += [Text(""), _strategy_table(ordered)]
+    if limits:
+        parts += [Text(""), _limits_table(limits)]
+    if ordered or limits:
+        parts.append(Text(_closing(ordered or probe_records(records), records, hardware)))
     return Group(*parts)
+
+
+def _limits_table(limits: Sequence[CapacityLimit]) -> Table:
+    """One row for each strategy, under a row that names the lengths."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("limits", overflow="fold", max_width=NAME_WIDTH)
+    rung = limits[0].evidence
+    for title in (
+        "analytic\nsessions",
+        "traced\nsessions",
+        f"{rung}\nsessions",
+        "over\nin-GPU",
+        "TPOT\n(ms)",
+        "tokens\n/s",
+    ):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("stops at", overflow="fold")
+    for lengths, group in by_lengths(limits).items():
+        table.add_row(Text(length_words(lengths), style="bold"))
+        for limit in group:
+            table.add_row(*(Text(one_line(cell)) for cell in _limit_cells(limit)))
+    return table
+
+
+def _limit_cells(limit: CapacityLimit) -> list[str]:
+    gain, own = limit.gain_over_in_gpu, limit.at_limit
+    return [
+        limit.label,
+        show_count(limit.analytic),
+        show_count(limit.traced),
+        show_measured(limit),
+        MISSING if gain is None else f"{gain:.2f}x",
+        MISSING if own is None else show_ms(own.tpot_s),
+        MISSING if own is None else show_number(own.tokens_per_s),
+        _stops_at(limit),
+    ]
+
+
+def _stops_at(limit: CapacityLimit) -> str:
+    if limit.refusal is not None:
+        return "unsupported" if limit.measured is None else limit.refusal
+    parts = (limit.limiting_ledger, limit.limiting_phase, limit.limiting_part)
+    return ", ".join(part for part in parts if part) or MISSING
 
 
 def _bullets(texts: Sequence[str]) -> Table:

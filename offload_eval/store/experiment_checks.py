@@ -96,6 +96,8 @@ def _check_budget(experiment: Experiment) -> Iterator[Problem]:
 def _check_measurement(experiment: Experiment) -> Iterator[Problem]:
     """Memory and transfers ride on the rounds that are timed, and only a memory pass sees an enforced budget bind."""
     plan, enforce = experiment.measurement, experiment.budget.enforce
+    if plan.trials == 0:
+        yield ("measurement", "trials"), "0 is not allowed; allowed: an integer from 1 to 10000"
     if enforce and plan.memory_trials == 0:
         yield (
             ("measurement", "memory_trials"),

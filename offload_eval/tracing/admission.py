@@ -1,15 +1,13 @@
 """The largest batch whose traced peak fits, by few traces: memory is piecewise linear in the batch."""
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
+from offload_eval.bounds.limit_search import MOST_SESSIONS, largest_that_fits
 from offload_eval.core.experiment import DeviceName, StrategySpec, Workload
 from offload_eval.core.trace import Trace, TracedAdmission
 from offload_eval.tracing.trace import trace_strategy
-
-MOST_SESSIONS: Final = 4096
 
 
 def trace_admission(
@@ -56,52 +54,3 @@ def trace_admission(
         is_capped=min(prefill, decode) == MOST_SESSIONS,
         num_traces=len(traces),
     )
-
-
-def largest_that_fits(
-    peak_bytes: Callable[[int], int], available_bytes: int, start: int, most: int = MOST_SESSIONS
-) -> int:
-    """The largest count whose peak fits, of a peak that grows with it; 0 where not even 1 does.
-
-    Args:
-        peak_bytes: The peak at a count; asked once for each.
-        available_bytes: What has to suffice.
-        start: Where to begin.
-        most: The largest count that is asked for.
-
-    Returns:
-        At most `most`.
-    """
-    low, high = 0, most + 1
-    guess, seen = start, dict[int, int]()
-    while high - low > 1:
-        seen[guess] = peak_bytes(guess)
-        if seen[guess] <= available_bytes:
-            low = guess
-        else:
-            high = guess
-        guess = _next_guess(seen, available_bytes, low, high, most)
-    return low
-
-
-def _next_guess(seen: dict[int, int], available_bytes: int, low: int, high: int, most: int) -> int:
-    """Between what fits and what does not: where a line through two counts of one side meets the limit, or the middle.
-
-    Two counts of one side mostly lie on one straight piece; a line across a bend would creep.
-    """
-    fitting = sorted((count for count in seen if count <= low), reverse=True)[:2]
-    failing = sorted(count for count in seen if count >= high)[:2]
-    for pair in (failing, fitting):
-        if len(pair) == 2 and (met := _meets(seen, available_bytes, *pair)) is not None:
-            # A line that comes out at a known count is exact to one step.
-            for guess in (met, met + 1):
-                if low < guess < high:
-                    return guess
-    if not failing:
-        return most if len(fitting) == 2 else min(2 * max(seen), most)
-    return (low + high) // 2
-
-
-def _meets(seen: dict[int, int], available_bytes: int, one: int, other: int) -> int | None:
-    slope = (seen[one] - seen[other]) / (one - other)
-    return None if slope <= 0 else one + int((available_bytes - seen[one]) // slope)

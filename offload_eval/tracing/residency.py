@@ -4,9 +4,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from offload_eval.bounds.limit_search import largest_that_fits
 from offload_eval.core.experiment import DeviceName, StreamedSpec, Workload
 from offload_eval.strategies.streamed import num_streamable
-from offload_eval.tracing.admission import largest_that_fits
 from offload_eval.tracing.trace import trace_strategy
 
 

@@ -1,0 +1,220 @@
+"""What a capacity search concludes, from its records alone."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from offload_eval.analysis.capacity import analytic_bound
+from offload_eval.analysis.cells import probe_records
+from offload_eval.analysis.memory import explain_memory
+from offload_eval.analysis.probes import (
+    SEARCHED,
+    exhausted,
+    largest_passing,
+    lengths_of,
+    outcomes,
+    smallest_failing,
+    strategies_of,
+    timed_batch,
+    traced_peak_bytes,
+)
+from offload_eval.analysis.rules_outcomes import failure_reason
+from offload_eval.core.capacity import CapacitySpec
+from offload_eval.core.judgement import PhaseMemory
+from offload_eval.core.limits import CapacityLimit, TimedBatch
+from offload_eval.core.records import Phase, RunRecord
+from offload_eval.units import format_bytes
+
+PARTS: Final = {
+    "traced_kv_bytes": "KV",
+    "cache_transient_bytes": "cache transients",
+    "logits_bytes": "logits",
+    "activations_bytes": "activations",
+}
+"""What of a traced peak grows with the batch."""
+
+
+def find_limits(records: Sequence[RunRecord], capacity: CapacitySpec | None = None) -> tuple[CapacityLimit, ...]:
+    """Concludes the limit of every strategy at every combination of lengths that was searched.
+
+    Args:
+        records: Of probes and their traces, and of anything else.
+        capacity: What the search was asked; None: its defaults.
+
+    Returns:
+        By lengths, in the order they were searched, the in-GPU cache first.
+    """
+    probes = probe_records(records)
+    asked = capacity or CapacitySpec()
+    limits = [_limit(group, asked) for group in strategies_of(probes).values() if any(map(_is_run, group))]
+    order = list(dict.fromkeys(limit.lengths for limit in limits))
+    ordered = sorted(limits, key=lambda limit: order.index(limit.lengths))
+    in_gpu = {limit.lengths: limit for limit in limits if limit.is_baseline}
+    return tuple(_beside_in_gpu(limit, in_gpu.get(limit.lengths), probes) for limit in ordered)
+
+
+def has_failed_search(records: Sequence[RunRecord]) -> bool:
+    """Whether a probe failed for a reason that says nothing of its batch's size; what cannot run at all is none."""
+    return any(
+        record.status in ("failed", "timeout") and exhausted(record) is None
+        for record in probe_records(records)
+        if _is_run(record)
+    )
+
+
+def _is_run(record: RunRecord) -> bool:
+    return record.evidence != "traced"
+
+
+def _limit(group: Sequence[RunRecord], capacity: CapacitySpec) -> CapacityLimit:
+    runs = [record for record in group if _is_run(record)]
+    traces = [record for record in group if not _is_run(record)]
+    searched = [record for record in runs if record.spec.role in SEARCHED]
+    first = (searched or runs)[0]
+    bound = analytic_bound(first)
+    limit = CapacityLimit(
+        lengths=lengths_of(first.spec.workload),
+        strategy=first.spec.strategy,
+        kind=first.spec.strategy.kind,
+        label=first.spec.strategy.label,
+        is_baseline=first.spec.is_baseline,
+        evidence=first.evidence,
+        cap_bytes=next((record.conditions.cap_bytes for record in runs if record.conditions.cap_bytes), None),
+        analytic=None if bound is None else bound.sessions,
+        probes=len({record.spec.workload.batch_size for record in searched}),
+        run_ids=tuple(record.run_id for record in runs),
+    )
+    limit = msgspec.structs.replace(limit, traced=_traced_limit(traces, limit.cap_bytes))
+    if (refusal := _refusal(searched)) is not None:
+        return msgspec.structs.replace(limit, refusal=refusal)
+    return _with_measured(limit, runs, traces, capacity)
+
+
+def _refusal(searched: Sequence[RunRecord]) -> str | None:
+    """Why a search came to nothing: a probe that failed for no reason of size."""
+    ended = [record for record in searched if record.status != "ok" and exhausted(record) is None]
+    return failure_reason(ended[0]) if ended else None
+
+
+def _traced_limit(traces: Sequence[RunRecord], cap_bytes: int | None) -> int | None:
+    """The largest traced batch that fits, the next larger one having been traced as well."""
+    peaks = {
+        record.spec.workload.batch_size: traced_peak_bytes(record.trace)
+        for record in traces
+        if record.trace is not None
+    }
+    if not peaks or cap_bytes is None:
+        return None
+    return max((batch for batch, peak in peaks.items() if peak <= cap_bytes), default=0)
+
+
+def _with_measured(
+    limit: CapacityLimit, runs: Sequence[RunRecord], traces: Sequence[RunRecord], capacity: CapacitySpec
+) -> CapacityLimit:
+    seen = outcomes(runs)
+    measured, failed_at = largest_passing(seen), smallest_failing(seen)
+    at_limit = [record for record in runs if _batch(record) == measured and record.spec.role in SEARCHED]
+    failing = next((record for record in runs if _batch(record) == failed_at and record.status != "ok"), None)
+    timed = _timed(runs)
+    return msgspec.structs.replace(
+        limit,
+        measured=measured,
+        failed_at=failed_at,
+        passes=sum(_passes(record) for record in at_limit),
+        repeats=sum(record.spec.measurement.memory_trials for record in at_limit),
+        at_limit=timed.get(measured),
+        difference=_difference(limit.traced, measured, runs, traces),
+        **({} if failing is None else _limiting(failing, traces)),
+        **_under_objectives(timed, capacity, failed_at),
+    )
+
+
+def _batch(record: RunRecord) -> int:
+    return record.spec.workload.batch_size
+
+
+def _passes(record: RunRecord) -> int:
+    return sum(trial.decode.peak_allocated_bytes is not None for trial in record.trials)
+
+
+def _timed(runs: Sequence[RunRecord]) -> dict[int, TimedBatch]:
+    timed = ((_batch(record), timed_batch(record)) for record in runs if record.spec.role == "time")
+    return {batch: figures for batch, figures in timed if figures is not None}
+
+
+def _under_objectives(
+    timed: dict[int, TimedBatch], capacity: CapacitySpec, failed_at: int | None
+) -> dict[str, TimedBatch | int | None]:
+    """The largest timed batch below every one over its limits, and the smallest of those."""
+    if not capacity.has_objectives or not timed:
+        return {}
+    over = [batch for batch, each in timed.items() if capacity.objectives_ratio(each.ttft_s, each.tpot_s) > 1]
+    first_over = min(over, default=failed_at)
+    kept = [batch for batch in timed if batch not in over and (first_over is None or batch < first_over)]
+    return {"under_slo": timed[max(kept)] if kept else None, "slo_failed_at": first_over}
+
+
+def _limiting(failing: RunRecord, traces: Sequence[RunRecord]) -> dict[str, object]:
+    """What the smallest batch that failed ran out of, and in its trace the largest part that grows with the batch."""
+    ledger = exhausted(failing)
+    phase = None if failing.failure is None else failing.failure.phase
+    traced = min(traces, key=lambda record: abs(_batch(record) - _batch(failing)), default=None)
+    memory = None if traced is None or ledger != "device" else _phase_memory([traced], phase)
+    part, share = _largest_part(memory)
+    said = ledger if ledger == "time" else f"{ledger} memory"
+    where = f"{said} in {phase}" if phase else str(said)
+    words = where if part is None else f"{where}: {part}, {share:.0%} of what grows with the batch"
+    return {
+        "limiting_ledger": ledger,
+        "limiting_phase": phase,
+        "limiting_part": part,
+        "limited_by": words,
+    }
+
+
+def _phase_memory(records: Sequence[RunRecord], phase: Phase | None) -> PhaseMemory | None:
+    """The phase's, or that of the higher traced peak where the phase is not known."""
+    memories = [memory for memory in explain_memory(records) if phase in (None, memory.phase)]
+    return max(memories, key=lambda memory: memory.traced_peak_bytes or 0, default=None)
+
+
+def _largest_part(memory: PhaseMemory | None) -> tuple[str | None, float]:
+    if memory is None:
+        return None, 0.0
+    sizes = {name: getattr(memory, field) or 0 for field, name in PARTS.items()}
+    largest = max(sizes, key=lambda name: sizes[name])
+    total = sum(sizes.values())
+    return (largest, sizes[largest] / total) if total else (None, 0.0)
+
+
+def _difference(traced: int | None, measured: int, runs: Sequence[RunRecord], traces: Sequence[RunRecord]) -> str:
+    """What of the run's peak the trace does not have, where the two limits are not the same."""
+    if traced is None or traced == measured or measured == 0:
+        return ""
+    pair = [record for record in (*runs, *traces) if _batch(record) == measured and record.spec.role == "fit"]
+    memories = [memory for memory in explain_memory(pair) if memory.unexplained_bytes is not None]
+    if not memories:
+        return f"the trace admits {traced:,}, and its peaks cannot be laid beside the run's"
+    worst = max(memories, key=lambda memory: memory.peak_allocated_bytes or 0)
+    parts = {
+        "workspaces": worst.workspaces_bytes,
+        "unexplained": worst.unexplained_bytes,
+        "allocator": worst.allocator_bytes,
+    }
+    named = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    return (
+        f"the trace admits {traced:,}; at {measured:,} sessions the {worst.phase}'s peak is beyond it by {named or 0}"
+    )
+
+
+def _beside_in_gpu(limit: CapacityLimit, in_gpu: CapacityLimit | None, probes: Sequence[RunRecord]) -> CapacityLimit:
+    if in_gpu is None or in_gpu.measured is None:
+        return limit
+    own = _timed([record for record in probes if record.run_id in limit.run_ids])
+    return msgspec.structs.replace(
+        limit,
+        in_gpu=in_gpu.measured,
+        in_gpu_at_limit=in_gpu.at_limit,
+        at_in_gpu_limit=own.get(in_gpu.measured),
+    )

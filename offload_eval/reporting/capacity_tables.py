@@ -1,0 +1,238 @@
+"""Limits of a capacity search: how many sessions, what stops the next one, and what a token costs there."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pandas as pd
+
+from offload_eval.core.capacity import CapacitySpec
+from offload_eval.core.limits import CapacityLimit, Lengths, TimedBatch
+from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number, show_share
+from offload_eval.reporting.markdown import bullets, render_table, section
+from offload_eval.reporting.tables import COUNT, REAL, TEXT, typed_frame
+from offload_eval.units import format_bytes
+
+_FIGURES: Final = ("sessions", "ttft_s", "tpot_s", "tokens_per_s")
+_BATCHES: Final = ("at_limit", "at_in_gpu_limit", "in_gpu_at_limit", "under_slo")
+LIMIT_COLUMNS: Final[dict[str, str]] = {
+    "prompt_tokens": COUNT,
+    "output_tokens": COUNT,
+    "prefill_chunk_tokens": COUNT,
+    "attn_implementation": TEXT,
+    "kind": TEXT,
+    "strategy": TEXT,
+    "evidence": TEXT,
+    "cap_bytes": COUNT,
+    "analytic": COUNT,
+    "analytic_ledger": TEXT,
+    "traced": COUNT,
+    "measured": COUNT,
+    "failed_at": COUNT,
+    "is_exact": "boolean",
+    "probes": COUNT,
+    "passes": COUNT,
+    "repeats": COUNT,
+    "in_gpu": COUNT,
+    "gain_over_in_gpu": REAL,
+    "limited_by": TEXT,
+    "difference": TEXT,
+    "refusal": TEXT,
+    **{f"{batch}_{name}": COUNT if name == "sessions" else REAL for batch in _BATCHES for name in _FIGURES},
+}
+READING: Final = (
+    "Lengths are prompt + output tokens. Sessions are one batch: all of the same lengths, prefilled together. More "
+    "sessions are not more throughput: the "
+    "second table has both strategies' price at their own limits and at the same batch."
+)
+
+
+def limits_frame(limits: Sequence[CapacityLimit]) -> pd.DataFrame:
+    """One row for each strategy at each combination of lengths; SI units, NA where there is none."""
+    return typed_frame((_frame_row(limit) for limit in limits), LIMIT_COLUMNS)
+
+
+def render_limits(limits: Sequence[CapacityLimit], capacity: CapacitySpec) -> str:
+    """The verdict in words, then for each combination of lengths the limits and their price."""
+    blocks = [
+        section(
+            f"Limits: {length_words(lengths)}", bullets(limit_sentences(group)), *_tables(group, capacity), level=3
+        )
+        for lengths, group in by_lengths(limits).items()
+    ]
+    return "\n\n".join(
+        [READING, *blocks, section("How limits were found", bullets(_method(limits, capacity)), level=3)]
+    )
+
+
+def by_lengths(limits: Sequence[CapacityLimit]) -> dict[Lengths, list[CapacityLimit]]:
+    """The limits of each combination of lengths."""
+    groups: dict[Lengths, list[CapacityLimit]] = {}
+    for limit in limits:
+        groups.setdefault(limit.lengths, []).append(limit)
+    return groups
+
+
+def length_words(lengths: Lengths) -> str:
+    """The lengths for a heading."""
+    parts = [f"{lengths.prompt_tokens:,} + {lengths.output_tokens:,} tokens"]
+    if lengths.prefill_chunk_tokens is not None:
+        parts.append(f"prefilled {lengths.prefill_chunk_tokens:,} at once")
+    if lengths.attn_implementation is not None:
+        parts.append(lengths.attn_implementation)
+    return ", ".join(parts)
+
+
+def limit_sentences(group: Sequence[CapacityLimit]) -> list[str]:
+    """What each strategy admits and what stops it, and at what throughput, in a sentence or two."""
+    return [_sentence(limit) for limit in group]
+
+
+def _sentence(limit: CapacityLimit) -> str:
+    if limit.measured is None:
+        return f"{limit.label} has no limit: {limit.refusal or 'it was not searched'}."
+    said = [f"{limit.label} admits {show_measured(limit)} sessions ({limit.evidence})"]
+    if limit.analytic is not None:
+        said.append(f"where the arithmetic says {limit.analytic:,}")
+    gain = limit.gain_over_in_gpu
+    if gain is not None and not limit.is_baseline:
+        said.append(f"{gain:.2f} times the in-GPU cache's")
+    text = ", ".join(said) + (f"; the next one runs out of {limit.limited_by}" if limit.limited_by else "")
+    return f"{text}.{_throughput(limit)}"
+
+
+def _throughput(limit: CapacityLimit) -> str:
+    own, in_gpu = limit.at_limit, limit.in_gpu_at_limit
+    if own is None:
+        return ""
+    text = f" At its limit the batch gives {show_number(own.tokens_per_s, 3)} tokens/s"
+    if in_gpu is None or in_gpu == own:
+        return f"{text} at a TPOT of {show_ms(own.tpot_s, 3)} ms."
+    ratio = own.tokens_per_s / in_gpu.tokens_per_s
+    return (
+        f"{text}, {ratio:.2f} times the in-GPU cache's at its own limit, at a TPOT of {show_ms(own.tpot_s, 3)} ms "
+        f"against {show_ms(in_gpu.tpot_s, 3)} ms."
+    )
+
+
+def show_measured(limit: CapacityLimit) -> str:
+    """The limit, or the range that it was narrowed down to."""
+    if limit.measured is None:
+        return MISSING
+    if limit.is_exact:
+        return f"{limit.measured:,}"
+    if limit.failed_at is None:
+        return f"{limit.measured:,} or more"
+    return f"{limit.measured:,} to {limit.failed_at - 1:,}"
+
+
+def _tables(group: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str]:
+    rung = group[0].evidence
+    titles = [
+        "strategy",
+        "analytic",
+        "traced",
+        rung,
+        "passed",
+        "next",
+        "batches tried",
+        "over in-GPU",
+        "what stops it",
+    ]
+    rows = [_limit_row(limit) for limit in group]
+    tables = [render_table(titles, rows, "lrrrrlrrl")]
+    if any(limit.at_limit for limit in group):
+        tables.append(render_table(*_price(group, capacity)))
+    notes = [f"{limit.label}: {limit.difference}." for limit in group if limit.difference]
+    return [*tables, bullets([*notes, *_swap_notes(group)])]
+
+
+def _limit_row(limit: CapacityLimit) -> list[str]:
+    gain = limit.gain_over_in_gpu
+    return [
+        limit.label,
+        show_count(limit.analytic),
+        show_count(limit.traced),
+        show_measured(limit),
+        show_share(limit.passes, limit.repeats) if limit.measured else MISSING,
+        MISSING if limit.failed_at is None else f"{limit.failed_at:,} failed",
+        show_count(limit.probes),
+        MISSING if gain is None else f"{gain:.2f}x",
+        limit.refusal or limit.limited_by or MISSING,
+    ]
+
+
+def _price(group: Sequence[CapacityLimit], capacity: CapacitySpec) -> tuple[list[str], list[list[str]], str]:
+    """Titles, rows and alignment of the price at each limit, and at the in-GPU limit."""
+    names = ["sessions", "TTFT (ms)", "TPOT (ms)", "tokens/s"]
+    batches = [("at_limit", ""), ("at_in_gpu_limit", "at in-GPU limit: ")]
+    if capacity.has_objectives:
+        batches.append(("under_slo", "under SLO: "))
+    titles = ["strategy", *(f"{said}{name}" for _, said in batches for name in names)]
+    rows = [
+        [limit.label, *(cell for name, _ in batches for cell in _figures(getattr(limit, name)))] for limit in group
+    ]
+    return titles, rows, "l" + "r" * (len(titles) - 1)
+
+
+def _figures(timed: TimedBatch | None) -> list[str]:
+    if timed is None:
+        return [MISSING] * 4
+    mark = "*" if timed.swapped else ""
+    times = (show_ms(timed.ttft_s), show_ms(timed.tpot_s), show_number(timed.tokens_per_s))
+    return [show_count(timed.sessions), *(f"{each}{mark}" for each in times)]
+
+
+def _swap_notes(group: Sequence[CapacityLimit]) -> list[str]:
+    timed = [each for limit in group for name in _BATCHES if (each := getattr(limit, name)) is not None]
+    return (
+        ["* the machine swapped meanwhile: the times are the disk's."] if any(each.swapped for each in timed) else []
+    )
+
+
+def _method(limits: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str]:
+    caps = ", ".join(dict.fromkeys(format_bytes(limit.cap_bytes) for limit in limits if limit.cap_bytes))
+    lines = [
+        f"The device tier was held to {caps or 'the budget'}: the budget less runtime and reserve. A probe is one "
+        "full-length generate() of a fresh batch under that cap; its sessions generate freely, and their prompts are "
+        "pieces of one text, or random.",
+        f"The search begins at the traced limit and tries at most {capacity.max_probes} batches of 1 to "
+        f"{capacity.most_sessions:,}. A limit has passed each of its {capacity.repeats} runs, and the next batch has "
+        "failed; where the tries or the time did not suffice, the range that is left is given.",
+        "Analytic: (budget - weights - runtime - reserve) // KV bytes of a session, an upper bound. Traced: the "
+        "largest batch whose peaks fit, by the real code on tensors without data.",
+    ]
+    if limits and limits[0].evidence == "emulated":
+        lines.append(
+            "Emulated: the cap is a ledger over this CPU's tensors, exact to the byte; the times are this CPU's."
+        )
+    if capacity.timing_trials:
+        lines.append(
+            f"Times are medians of {capacity.timing_trials} runs of the batch with a clock and nothing else attached. "
+            "All sessions start together, so TTFT is the whole batch's prefill; tokens/s has the prefill in it."
+        )
+    return [*lines, *_objectives(capacity)]
+
+
+def _objectives(capacity: CapacitySpec) -> list[str]:
+    stated = [
+        f"{name} at most {seconds * 1000:g} ms"
+        for name, seconds in (("TTFT", capacity.ttft_limit_s), ("TPOT", capacity.tpot_limit_s))
+        if seconds is not None
+    ]
+    if not stated:
+        return []
+    return [
+        f"Under SLO: the largest timed batch with median {' and '.join(stated)}, of at most {capacity.max_probes} "
+        "timed; its tokens/s is the goodput, since every session of it keeps both."
+    ]
+
+
+def _frame_row(limit: CapacityLimit) -> dict[str, Any]:
+    row: dict[str, Any] = {name: getattr(limit, name) for name in LIMIT_COLUMNS if hasattr(limit, name)}
+    row |= {name: getattr(limit.lengths, name) for name in limit.lengths.__struct_fields__}
+    row["strategy"] = limit.label
+    for batch in _BATCHES:
+        timed = getattr(limit, batch)
+        if timed is not None:
+            row |= {f"{batch}_{name}": getattr(timed, name) for name in _FIGURES}
+    return row

@@ -1,0 +1,274 @@
+"""The largest batch that really runs: how it is searched, what is concluded, and a search over real models."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from factories import (
+    DYNAMIC,
+    QUANTIZED,
+    STREAMED,
+    make_experiment,
+    make_record,
+    make_spec,
+    make_workload,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from offload_eval.analysis.limits import find_limits
+from offload_eval.bounds.limit_search import next_batch
+from offload_eval.core.capacity import CapacitySpec
+from offload_eval.core.experiment import BudgetSpec, MeasurementPlan
+from offload_eval.core.records import Conditions, Failure, PhaseSample, TrialSample
+from offload_eval.reporting.capacity_tables import limits_frame, render_limits
+from offload_eval.reporting.report import render_report
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+MIB = 1024**2
+
+
+def search(peak, available, start, slope=None, most=4096, max_probes=100):
+    """What a search finds against a real peak, and how many batches it tried."""
+    seen = {}
+    while len(seen) < max_probes:
+        batch = next_batch(seen, available, start=start, most=most, slope_bytes=slope)
+        if batch is None:
+            break
+        assert batch not in seen
+        assert 1 <= batch <= most
+        seen[batch] = peak(batch) if peak(batch) <= available else None
+    passing = [batch for batch, size in seen.items() if size is not None]
+    return max(passing, default=0), len(seen)
+
+
+class TestNextBatch:
+    def test_a_right_first_guess_takes_two_probes(self):
+        assert search(lambda n: 100 + 7 * n, 100 + 7 * 300, start=300, slope=7) == (300, 2)
+
+    @given(
+        base=st.integers(0, 10**6),
+        slope=st.integers(1, 10**6),
+        limit=st.integers(0, 4096),
+        start=st.integers(1, 4096),
+        most=st.sampled_from([1, 7, 4096]),
+    )
+    def test_whatever_the_start_the_limit_is_found(self, base, slope, limit, start, most):
+        found, _ = search(lambda n: base + slope * n, base + slope * limit, start=start, most=most)
+        assert found == min(limit, most)
+
+    @given(
+        limit=st.integers(1, 4096),
+        start=st.integers(1, 4096),
+        bends=st.lists(st.integers(1, 10**5), min_size=1, max_size=4),
+    )
+    def test_a_peak_with_bends_is_found_too(self, limit, start, bends):
+        def peak(n):
+            return sum(slope * max(0, n - 900 * place) for place, slope in enumerate(bends))
+
+        found, _ = search(peak, peak(limit), start=start)
+        assert found == limit
+
+    @given(
+        limit=st.integers(1, 4000),
+        off=st.floats(-0.04, 0.04),
+        segment=st.sampled_from([1, 2 * MIB, 20 * MIB]),
+        slope=st.integers(20 * MIB, 300 * MIB),
+    )
+    def test_a_traced_limit_4_percent_off_takes_six_probes_in_segments_of_an_allocator(
+        self, limit, off, segment, slope
+    ):
+        def peak(n):
+            return -(-slope * n // segment) * segment
+
+        start = max(1, round(limit * (1 + off)))
+        found, probes = search(peak, peak(limit), start=start, slope=slope)
+        assert found == max(n for n in range(limit, limit + 60) if peak(n) <= peak(limit))
+        assert probes <= 6
+
+
+LIMIT_PLAN = MeasurementPlan(trials=0, memory_trials=1, transfer_trials=0, fidelity=False)
+
+
+def make_probe(sessions, *, role="fit", strategy=DYNAMIC, peak_bytes=1_500_000, **changes):
+    plan = replace(LIMIT_PLAN, memory_trials=2) if role == "verify" else LIMIT_PLAN
+    workload = make_workload(name=None, batch_size=sessions)
+    spec = make_spec(strategy, workload=workload, role=role, measurement=plan)
+    phase = PhaseSample(peak_allocated_bytes=peak_bytes)
+    trials = (TrialSample(prefill=phase, decode=phase),) * plan.memory_trials
+    base = {"trials": trials, "conditions": Conditions(cap_bytes=1_900_000)}
+    return make_record(strategy, spec=spec, **base | changes)
+
+
+def make_oom(sessions, *, ledger="device", phase="decode", **changes):
+    failure = Failure(type="OutOfMemoryError", message="no room", stage="memory", phase=phase, ledger=ledger)
+    return make_probe(sessions, status="oom", failure=failure, trials=(), **changes)
+
+
+def make_timed(sessions, *, tpot_s, strategy=DYNAMIC):
+    trial = TrialSample(
+        ttft_s=0.5, inter_token_latencies_s=(tpot_s,) * 156, e2e_latency_s=0.5 + 156 * tpot_s, output_tokens=157
+    )
+    return make_probe(sessions, role="time", strategy=strategy, trials=(trial,) * 3)
+
+
+class TestFindLimits:
+    def test_a_limit_has_passed_its_repeats_and_the_next_batch_has_failed(self):
+        (limit,) = find_limits([make_probe(20), make_oom(21), make_probe(20, role="verify")])
+        assert (limit.measured, limit.failed_at, limit.is_exact) == (20, 21, True)
+        assert (limit.passes, limit.repeats, limit.probes) == (3, 3, 2)
+        assert (limit.limiting_ledger, limit.limiting_phase) == ("device", "decode")
+        assert limit.limited_by == "device memory in decode"
+        # (2,000,000 - 1,000,000 - 100,000) // 16,384
+        assert limit.analytic == 54
+
+    def test_a_limit_that_failed_when_repeated_is_none(self):
+        records = [make_probe(20), make_oom(21), make_oom(20, role="verify"), make_probe(19)]
+        (limit,) = find_limits([*records, make_probe(19, role="verify")])
+        assert (limit.measured, limit.failed_at) == (19, 20)
+
+    def test_what_is_not_narrowed_down_is_a_range(self):
+        (limit,) = find_limits([make_oom(40), make_probe(20)])
+        assert (limit.measured, limit.failed_at, limit.is_exact) == (20, 40, False)
+        assert "20 to 39" in render_limits([limit], CapacitySpec())
+
+    def test_not_even_one_session_is_a_limit_of_zero(self):
+        (limit,) = find_limits([make_oom(1)])
+        assert (limit.measured, limit.failed_at, limit.is_exact) == (0, 1, True)
+
+    def test_a_host_that_ran_out_is_what_stops_the_next_batch(self):
+        (limit,) = find_limits([make_probe(20), make_oom(21, ledger="host", phase=None)])
+        assert limit.limiting_ledger == "host"
+        assert limit.limited_by.startswith("host memory")
+
+    def test_a_worker_that_the_kernel_killed_ran_out_of_host_memory(self):
+        failure = Failure(type="WorkerDied", message="the worker ended with signal 9 (SIGKILL)", stage="memory")
+        (limit,) = find_limits([make_probe(20), make_probe(21, status="failed", failure=failure, trials=())])
+        assert (limit.measured, limit.failed_at, limit.limiting_ledger) == (20, 21, "host")
+
+    def test_a_failure_of_another_kind_is_no_limit(self):
+        failure = Failure(type="ValueError", message="upstream changed", stage="memory")
+        (limit,) = find_limits([make_probe(20, status="failed", failure=failure, trials=())])
+        assert limit.measured is None
+        assert "upstream changed" in limit.refusal
+
+    def test_more_sessions_and_more_throughput_are_kept_apart(self):
+        records = [
+            make_probe(20), make_oom(21), make_timed(20, tpot_s=0.010),
+            make_probe(40, strategy=STREAMED), make_oom(41, strategy=STREAMED),
+            make_timed(40, tpot_s=0.040, strategy=STREAMED), make_timed(20, tpot_s=0.015, strategy=STREAMED),
+        ]  # fmt: skip
+        in_gpu, streamed = find_limits(records)
+        assert (streamed.in_gpu, streamed.gain_over_in_gpu) == (20, 2.0)
+        # 40 * 157 tokens in 0.5 + 156 * 0.040 = 6.74 s; 20 * 157 in 0.5 + 156 * 0.010 = 2.06 s
+        assert streamed.at_limit.tokens_per_s == pytest.approx(40 * 157 / 6.74)
+        assert in_gpu.at_limit.tokens_per_s == pytest.approx(20 * 157 / 2.06)
+        assert streamed.at_in_gpu_limit.tpot_s == pytest.approx(0.015)
+        assert streamed.in_gpu_at_limit == in_gpu.at_limit
+        text = render_limits([in_gpu, streamed], CapacitySpec())
+        assert "2.00 times the in-GPU cache's" in text
+        assert "0.61 times the in-GPU cache's at its own limit" in text
+
+    def test_the_batch_under_objectives_is_the_largest_below_all_that_miss_them(self):
+        timed = [(40, 0.040), (20, 0.021), (19, 0.020), (25, 0.019)]
+        records = [make_probe(40), make_oom(41), *(make_timed(batch, tpot_s=tpot) for batch, tpot in timed)]
+        (limit,) = find_limits(records, CapacitySpec(tpot_limit_s=0.020))
+        # 25 kept the limit by chance: 20 below it did not.
+        assert (limit.under_slo.sessions, limit.slo_failed_at) == (19, 20)
+        (limit,) = find_limits(records, CapacitySpec(ttft_limit_s=0.4))
+        assert limit.under_slo is None
+
+    def test_cells_and_traces_are_no_probes(self):
+        assert find_limits([make_record(), make_record(QUANTIZED)]) == ()
+
+    def test_the_frame_has_a_row_a_limit_in_si_units(self):
+        frame = limits_frame(find_limits([make_probe(20), make_oom(21), make_timed(20, tpot_s=0.010)]))
+        row = frame.iloc[0]
+        assert (row["prompt_tokens"], row["measured"], row["at_limit_tpot_s"]) == (100, 20, pytest.approx(0.010))
+
+    def test_a_report_of_limits_alone_has_no_empty_sections(self):
+        text = render_report(make_experiment(), [make_probe(20), make_oom(21)])
+        assert "## Capacity" in text
+        assert "## Strategies" not in text
+        assert "offload-eval capacity experiment.yaml" in text
+
+    def test_probes_stay_out_of_the_sections_about_cells(self):
+        alone = render_report(make_experiment(), [make_record()])
+        beside = render_report(make_experiment(), [make_record(), make_probe(20), make_oom(21)])
+        start, end = beside.index("## Capacity"), beside.index("## Strategies")
+        assert beside[:start] + beside[end:] == alone
+
+
+class TestBudget:
+    @pytest.mark.parametrize(
+        ("budget", "cap_bytes"),
+        [
+            (BudgetSpec(device_bytes=1000, runtime_bytes=100, reserve_bytes=50), 850),
+            # The deployment's weights are 100 larger than those that are loaded: the cache has 100 less.
+            (BudgetSpec(device_bytes=1000, weights_bytes=500), 900),
+            (BudgetSpec(device_bytes=1000, weights_bytes=2000), 0),
+        ],
+    )
+    def test_a_probe_is_held_to_what_the_arithmetic_gives_out(self, budget, cap_bytes):
+        assert budget.cap_bytes(400) == cap_bytes
+
+
+def run_capacity(*arguments):
+    command = [sys.executable, "-m", "offload_eval", "capacity", *arguments, "--json"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.fixture(scope="module")
+def sliding(tmp_path_factory):
+    """A whole search over a model with windows: four combinations of lengths, three caches."""
+    out = tmp_path_factory.mktemp("capacity") / "run"
+    settings = ("budget.device_bytes=12 MiB", "capacity.drills=false", "capacity.timing_trials=0")
+    sets = [word for each in settings for word in ("--set", each)]
+    done = run_capacity(str(CONFIGS / "capacity_sliding.yaml"), "--out", str(out), *sets)
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)["limits"]
+
+
+class TestRealSearch:
+    def test_every_limit_passes_three_times_and_the_next_batch_fails(self, sliding):
+        _, limits = sliding
+        assert len(limits) == 12
+        for limit in limits:
+            assert limit["passes"] == limit["repeats"] == 3
+            assert limit["failed_at"] == limit["measured"] + 1
+            assert 1 <= limit["probes"] <= 6
+            assert limit["cap_bytes"] == 12 * MIB
+
+    def test_traced_and_measured_agree_to_the_session(self, sliding):
+        _, limits = sliding
+        assert [limit["traced"] for limit in limits] == [limit["measured"] for limit in limits]
+        assert all(limit["traced"] < limit["analytic"] for limit in limits)
+        assert all(limit["limiting_phase"] in ("prefill", "decode") and limit["limiting_part"] for limit in limits)
+
+    def test_every_probe_is_a_record_with_its_peak_by_phase(self, sliding):
+        out, limits = sliding
+        records = {}
+        for line in (out / "records.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            records[record["run_id"]] = record
+        for limit in limits:
+            probes = [records[run_id] for run_id in limit["run_ids"]]
+            ok = [probe for probe in probes if probe["status"] == "ok" and probe["spec"]["role"] == "fit"]
+            assert all(
+                probe["trials"][0][phase]["peak_allocated_bytes"] for probe in ok for phase in ("prefill", "decode")
+            )
+            (failed,) = [probe for probe in probes if probe["status"] == "oom"]
+            assert failed["spec"]["workload"]["batch_size"] == limit["failed_at"]
+
+    def test_resume_runs_nothing_again(self, sliding):
+        out, limits = sliding
+        before = (out / "records.jsonl").read_bytes()
+        settings = ("budget.device_bytes=12 MiB", "capacity.drills=false", "capacity.timing_trials=0")
+        sets = [word for each in settings for word in ("--set", each)]
+        done = run_capacity(str(CONFIGS / "capacity_sliding.yaml"), "--resume", "--out", str(out), *sets)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["limits"] == limits
+        assert (out / "records.jsonl").read_bytes() == before
