@@ -6,6 +6,7 @@ Shapes by hand: the tiny model has 3 layers, 2 kv_heads and head_dim 16. A promp
 
 import gc
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -436,6 +437,34 @@ class TestLeaks:
         assert result.status == "failed"
         assert result.conditions.recovery is not None
         assert (result.conditions.recovery.leaked_bytes, result.conditions.recovery.in_new_worker) == (0, False)
+
+
+@pytest.mark.parametrize("stage", ["warmup", "memory", "transfer", "timing"])
+def test_no_pass_leaves_a_tensor_or_a_thread_behind_when_it_fails_in_decode(cells: Cells, stage: str) -> None:
+    """The ledger sees the memory pass alone; here every tensor of the process is looked at, with copies in flight."""
+    at = {"stage": ""}
+
+    def fail_in_decode(_module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        if at["stage"] == stage and inputs[0].shape[1] == 1:
+            raise torch.OutOfMemoryError("planted")
+
+    spec = make_cell(
+        StreamedSpec(prefetch_layers=1), measurement=MeasurementPlan(trials=1, warmups=1), workload=cells.short
+    )
+    save_prompt(cells.folder, spec)
+    hook = cells.model.model.layers[-1].mlp.register_forward_pre_hook(fail_in_decode)
+    with frozen():
+        threads = threading.active_count()
+        result = measure_cell(
+            spec, cells.model, cells.device, cells.folder, make_conditions(), lambda name, *_: at.update(stage=name)
+        )
+        left = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    hook.remove()
+    assert result.failure is not None
+    assert (result.status, result.failure.stage, result.failure.phase) == ("oom", stage, "decode")
+    assert left == []
+    assert threading.active_count() == threads
+    assert cells.device.memory.host.live_bytes == 0
 
 
 def test_a_request_longer_than_the_context_is_refused_with_its_length_and_what_is_allowed() -> None:
