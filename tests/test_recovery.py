@@ -265,9 +265,22 @@ class Cells:
         return check_generation(spec, self.model, self.device, self.folder)
 
 
+@contextmanager
+def frozen() -> Iterator[None]:
+    """As in a worker whose model is loaded."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 @pytest.fixture
-def cells(tmp_path: Path) -> Cells:
-    return Cells(tmp_path)
+def cells(tmp_path: Path) -> Iterator[Cells]:
+    loaded = Cells(tmp_path)
+    with frozen():
+        yield loaded
 
 
 class TestDrills:
@@ -332,17 +345,6 @@ class TestCheck:
         assert cells.device.live_bytes() == cells.weights_bytes
 
 
-@contextmanager
-def frozen() -> Iterator[None]:
-    """As in a worker whose model is loaded."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 @pytest.fixture
 def keep_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[Any], Any]], None]]:
     """Hands every cache that `dynamic` builds to a holder."""
@@ -368,9 +370,8 @@ class TestLeaks:
         self, cells: Cells, keep_caches: KeepCaches
     ) -> None:
         keep_caches(KEPT.append)
-        with frozen():
-            result = cells.measure(role="oom_decode")
-            assert gc.get_freeze_count() > 0
+        result = cells.measure(role="oom_decode")
+        assert gc.get_freeze_count() > 0, "frozen again"
         recovery = result.conditions.recovery
         assert recovery is not None
         assert result.conditions.leaked_bytes == recovery.leaked_bytes == 18_432
@@ -385,8 +386,7 @@ class TestLeaks:
 
     def test_a_cache_in_an_attribute_of_the_model_is_named(self, cells: Cells, keep_caches: KeepCaches) -> None:
         keep_caches(lambda cache: setattr(cells.model, "kept", cache))
-        with frozen():
-            recovery = cells.measure(role="oom_decode").conditions.recovery
+        recovery = cells.measure(role="oom_decode").conditions.recovery
         assert recovery is not None
         assert any("held by LlamaForCausalLM.kept.layers[" in line for line in recovery.leaked)
 
@@ -453,12 +453,11 @@ def test_no_pass_leaves_a_tensor_or_a_thread_behind_when_it_fails_in_decode(cell
     )
     save_prompt(cells.folder, spec)
     hook = cells.model.model.layers[-1].mlp.register_forward_pre_hook(fail_in_decode)
-    with frozen():
-        threads = threading.active_count()
-        result = measure_cell(
-            spec, cells.model, cells.device, cells.folder, make_conditions(), lambda name, *_: at.update(stage=name)
-        )
-        left = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    threads = threading.active_count()
+    result = measure_cell(
+        spec, cells.model, cells.device, cells.folder, make_conditions(), lambda name, *_: at.update(stage=name)
+    )
+    left = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     hook.remove()
     assert result.failure is not None
     assert (result.status, result.failure.stage, result.failure.phase) == ("oom", stage, "decode")
