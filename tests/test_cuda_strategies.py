@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tiny_models import tiny_llama
@@ -16,6 +17,7 @@ from offload_eval.core.experiment import (
     OffloadedSpec,
     QuantizedSpec,
     RandomPrompt,
+    StaticSpec,
     StrategySpec,
     StreamedSpec,
     Workload,
@@ -23,6 +25,7 @@ from offload_eval.core.experiment import (
 from offload_eval.core.records import Conditions
 from offload_eval.core.run_spec import RunSpec
 from offload_eval.execution.cell import measure_cell, record_reference
+from offload_eval.execution.recovery_check import check_generation
 from offload_eval.execution.reference import ReferenceFiles
 from offload_eval.strategies.backends import backend_refusal
 
@@ -104,3 +107,30 @@ def test_a_cell_is_measured_and_lossless_strategies_are_bit_equal(
             assert seen.num_pageable_copies in (0, None)
         assert (trial.decode.h2d_busy_s or 0) > 0
         assert (trial.kv_cache_host_bytes or 0) > 0
+
+
+@pytest.mark.parametrize("drill", ["oom_prefill", "oom_decode", "host_refused"])
+@pytest.mark.parametrize("strategy", [DynamicSpec(), StaticSpec(), *STRATEGIES], ids=lambda strategy: strategy.label)
+def test_after_a_drill_the_device_holds_and_computes_what_it_did_before(
+    model: Any, tmp_path: Path, strategy: StrategySpec, drill: Any
+):
+    from offload_eval.instruments.cuda import CudaDevice
+
+    device = CudaDevice()
+    spec = msgspec.structs.replace(spec_of(strategy, 4), role=drill)
+    prompt = torch.randint(1000, (4, PROMPT), generator=torch.Generator().manual_seed(1))
+    ReferenceFiles(tmp_path, spec.reference_key).save_prompt(prompt.numpy())
+    before = check_generation(spec, model, device, tmp_path)
+    assert before.message == ""
+    result = measure_cell(spec, model, device, tmp_path, Conditions(), lambda *_: None)
+    assert result.failure is not None
+    if drill == "host_refused" and strategy.kind != "streamed":
+        assert result.status == "unsupported"
+    else:
+        ledger = "host" if drill == "host_refused" else "device"
+        phase = "decode" if drill == "oom_decode" else "prefill"
+        assert (result.status, result.failure.ledger, result.failure.phase) == ("oom", ledger, phase), result.failure
+        assert result.conditions.recovery is not None
+        assert result.conditions.recovery.leaked == ()
+    after = check_generation(spec, model, device, tmp_path)
+    assert (after.tokens_digest, after.logits_digest) == (before.tokens_digest, before.logits_digest)

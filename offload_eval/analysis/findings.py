@@ -12,10 +12,12 @@ from offload_eval.analysis import (
     rules_exposure,
     rules_fidelity,
     rules_outcomes,
+    rules_recovery,
     rules_traces,
     rules_transfers,
 )
 from offload_eval.analysis.cells import cell_records, latest_records, latest_traces, probe_records
+from offload_eval.analysis.recovery import recovery_records
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import RunRecord
@@ -77,6 +79,9 @@ HARDWARE_RULES: Final[tuple[Callable[[Sequence[RunRecord], HardwareProfile | Non
 )
 """Rules that need the traced records and the calibrated hardware as well."""
 
+RECORD_RULES: Final[tuple[Callable[[Sequence[RunRecord]], list[Finding]], ...]] = (rules_recovery.check_recovery,)
+"""Rules that need more than cells and traces, and choose from all records themselves."""
+
 _SEVERITY_ORDER: Final = {"error": 0, "warning": 1, "note": 2}
 _MOST_LABELS: Final = 3
 
@@ -101,8 +106,11 @@ def find(records: Sequence[RunRecord], hardware: HardwareProfile | None = None) 
     found += [finding for rule in TRACE_RULES for finding in rule((*cells, *traces))]
     found += [finding for rule in HARDWARE_RULES for finding in rule((*cells, *traces), hardware)]
     found += [finding for rule in PROBE_RULES for record in probes if (finding := rule(record)) is not None]
-    labels = {record.run_id: record.spec.label for record in (*cells, *traces, *probes)}
-    named = [_with_labels(finding, labels, len(cells) or len(traces)) for finding in _merged(found)]
+    found += [finding for rule in RECORD_RULES for finding in rule(records)]
+    labelled = (*cells, *traces, *probes, *recovery_records(records))
+    labels = {record.run_id: record.spec.label for record in labelled}
+    wholes = [{record.run_id for record in whole} for whole in (cells, traces)]
+    named = [_with_labels(finding, labels, wholes) for finding in _merged(found)]
     return tuple(sorted(named, key=lambda finding: _SEVERITY_ORDER[finding.severity]))
 
 
@@ -115,13 +123,13 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
     return list(shared.values())
 
 
-def _with_labels(finding: Finding, labels: dict[str, str], num_cells: int) -> Finding:
-    return msgspec.structs.replace(finding, message=f"{_named(finding.run_ids, labels, num_cells)}: {finding.message}")
+def _with_labels(finding: Finding, labels: dict[str, str], wholes: Sequence[set[str]]) -> Finding:
+    return msgspec.structs.replace(finding, message=f"{_named(finding.run_ids, labels, wholes)}: {finding.message}")
 
 
-def _named(run_ids: Sequence[str], labels: dict[str, str], num_cells: int) -> str:
-    if len(run_ids) == num_cells > 1:
-        return f"all {num_cells} cells"
+def _named(run_ids: Sequence[str], labels: dict[str, str], wholes: Sequence[set[str]]) -> str:
+    if len(run_ids) > 1 and set(run_ids) in wholes:
+        return f"all {len(run_ids)} cells"
     if len(run_ids) > _MOST_LABELS:
         return f"{len(run_ids)} cells"
-    return ", ".join(labels[run_id] for run_id in run_ids)
+    return ", ".join(dict.fromkeys(labels[run_id] for run_id in run_ids))

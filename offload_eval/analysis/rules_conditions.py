@@ -55,7 +55,7 @@ def check_tpot_spread(record: RunRecord) -> Finding | None:
 def check_leak(record: RunRecord) -> Finding | None:
     """Device memory did not return to what it was before the cell."""
     leaked_bytes = record.conditions.leaked_bytes
-    if leaked_bytes is None or leaked_bytes <= 0:
+    if leaked_bytes is None or leaked_bytes <= 0 or record.conditions.recovery is not None:  # see rules_recovery
         return None
     return Finding(
         code="leaked_bytes",

@@ -4,6 +4,7 @@ from typing import Literal
 
 from offload_eval.core.base import Strict
 from offload_eval.core.records import Evidence, Phase, Status
+from offload_eval.core.run_spec import Drill, Role
 
 Ledger = Literal["device", "host"]
 Severity = Literal["error", "warning", "note"]
@@ -134,6 +135,49 @@ class PhaseTransfer(Strict, frozen=True, kw_only=True):
     floor_s: float | None = None
     """No TTFT, or TPOT, can beat it: `ideal_s` of a prefill; of decode the lowest ideal bound of any traced step, each
     with the shortest cache."""
+
+
+class FailureRecovery(Strict, frozen=True, kw_only=True):
+    """One failure, on purpose or not, and how the worker came back: a record's failure beside its `RecoverySample`."""
+
+    workload: str
+    strategy: str
+    run_id: str
+    evidence: Evidence
+    role: Role
+    drill: Drill | None = None
+    """None: nobody brought it about."""
+    status: Status
+    raised: str | None = None
+    """The exception's type, or what became of the worker."""
+    message: str | None = None
+    stage: str | None = None
+    phase: Phase | None = None
+    ledger: Literal["device", "host"] | None = None
+    in_new_worker: bool | None = None
+    """None: it is not known how the worker came back."""
+    recovery_s: float | None = None
+    check_s: float | None = None
+    tokens_equal: bool | None = None
+    logits_equal: bool | None = None
+    leaked_bytes: int | None = None
+    leaked: tuple[str, ...] = ()
+    unchecked: str = ""
+    """Why there was no short generation."""
+
+
+class FailureGroup(Strict, frozen=True, kw_only=True):
+    """Failures of one strategy that were alike."""
+
+    first: FailureRecovery
+    times: int
+    median_recovery_s: float | None = None
+    longest_recovery_s: float | None = None
+    most_leaked_bytes: int | None = None
+    num_compared: int
+    """Those that have a short generation before and after."""
+    num_tokens_equal: int
+    num_logits_equal: int
 
 
 class Finding(Strict, frozen=True, kw_only=True):

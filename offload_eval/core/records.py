@@ -202,7 +202,7 @@ class Conditions(Strict, frozen=True, kw_only=True):
     load_s: float | None = None
     """Time this worker took to load the model; shared by all its cells."""
     recovery: RecoverySample | None = None
-    """Of a cell that ended badly in a capacity search or a drill; None elsewhere."""
+    """Of a cell that ended badly; None elsewhere."""
 
 
 class RunRecord(Strict, frozen=True, kw_only=True):

@@ -13,16 +13,18 @@ import msgspec
 import torch
 
 from offload_eval.core.experiment import compile_mode
-from offload_eval.core.records import Conditions, Failure, FidelitySample, Status, TrialSample
-from offload_eval.core.run_spec import RunSpec
+from offload_eval.core.records import Conditions, Failure, FidelitySample, RecoverySample, Status, TrialSample
+from offload_eval.core.run_spec import DRILLS, RunSpec
 from offload_eval.errors import CellUnsupportedError
 from offload_eval.execution import passes
 from offload_eval.execution.attention import using_attention
 from offload_eval.execution.compilation import compiling_afresh, missing_compiler
+from offload_eval.execution.drills import bring_about, drill_of
 from offload_eval.execution.messages import CellResult
 from offload_eval.execution.passes import CellRun
 from offload_eval.execution.reference import ReferenceFiles
 from offload_eval.instruments.device import Device
+from offload_eval.instruments.leaks import LiveBefore
 from offload_eval.strategies.registry import load_strategy
 
 ReportPass = Callable[[str, int, int], None]
@@ -47,7 +49,7 @@ def record_reference(spec: RunSpec, model: Any, device: Device, reference_dir: P
     Returns:
         Time inside generate().
     """
-    with _as_asked(spec, model):
+    with as_asked(spec, model):
         run = _prepare(spec, model, device, reference_dir)
         passes.record_reference(run)
     return run.generate_s
@@ -70,19 +72,19 @@ def measure_cell(
         The samples, or the failure with what was measured before it.
     """
     started_at_utc, started = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
-    device.release()
-    baseline_bytes = device.live_bytes()
+    before = LiveBefore(device)
     plan = spec.measurement
     rounds = max(plan.trials, plan.memory_trials, plan.transfer_trials)
     progress = _Progress(trials=[TrialSample() for _ in range(rounds)])
     prepare = partial(_prepare, spec, model, device, reference_dir)
-    status, failure = _run_passes(progress, _as_asked(spec, model), prepare, report)
+    status, failure = _run_passes(progress, as_asked(spec, model), prepare, report)
+    ended = time.perf_counter()
     run, progress.run = progress.run, None
     if run is not None:
         conditions = _with_passes(conditions, run)
     del run  # its prompt and tokens are device memory too
     device.release()
-    live_bytes = device.live_bytes()
+    recovery_s = time.perf_counter() - ended
     return CellResult(
         status=status,
         started_at_utc=started_at_utc,
@@ -92,12 +94,19 @@ def measure_cell(
         fidelity=progress.fidelity,
         conditions=msgspec.structs.replace(
             conditions,
-            baseline_bytes=baseline_bytes,
-            leaked_bytes=None if live_bytes is None or baseline_bytes is None else live_bytes - baseline_bytes,
+            baseline_bytes=before.live_bytes,
+            leaked_bytes=before.leaked_bytes(),
             cap_bytes=cap_bytes(spec, model),
             host_cap_bytes=host_cap_bytes(spec),
             noise_floor_chunk_tokens=_noise_floor_chunk(spec),
+            recovery=_recovery(before, recovery_s) if status in ("oom", "failed") else None,
         ),
+    )
+
+
+def _recovery(before: LiveBefore, recovery_s: float) -> RecoverySample:
+    return RecoverySample(
+        in_new_worker=False, recovery_s=recovery_s, leaked_bytes=before.leaked_bytes(), leaked=before.leaked()
     )
 
 
@@ -112,7 +121,7 @@ def _with_passes(conditions: Conditions, run: CellRun) -> Conditions:
 
 
 @contextmanager
-def _as_asked(spec: RunSpec, model: Any) -> Iterator[None]:
+def as_asked(spec: RunSpec, model: Any) -> Iterator[None]:
     """The model as the cell wants it, and afterwards as it was: its attention, and nothing compiled."""
     with (
         using_attention(model, spec.workload.attn_implementation),
@@ -125,9 +134,11 @@ def cap_bytes(spec: RunSpec, model: Any) -> int | None:
     """What the allocator may hold: runtime bytes lie outside it.
 
     A cell may take the reserve too, where its budget is enforced. A probe is always held to what the arithmetic gives
-    out, with the model's own weights in place of those that the budget states.
+    out, with the model's own weights in place of those that the budget states. A drill sets a cap of its own.
     """
     budget = spec.budget
+    if spec.role in DRILLS:
+        return None
     if spec.role == "cell":
         return budget.device_bytes - budget.runtime_bytes if budget.enforce else None
     loaded_bytes: int = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
@@ -174,6 +185,9 @@ def _run_passes(
 
 def _take_all(progress: _Progress, prepare: Callable[[], CellRun], report: ReportPass) -> None:
     run = progress.run = prepare()
+    if (drill := drill_of(run)) is not None:
+        _take(("memory", partial(bring_about, run, drill)), progress, partial(report, "memory", 0, 1))
+        return
     first, measured = _warming_steps(run, progress), _measuring_steps(run, progress)
     for index, step in enumerate(first):
         _take(step, progress, partial(report, step[0], index, len(first) + len(measured)))

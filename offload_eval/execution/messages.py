@@ -84,13 +84,6 @@ class CellTask:
 
 
 @dataclass(frozen=True)
-class TraceTask:
-    """Asks for the trace of one cell; the answer is a CellResult."""
-
-    spec: RunSpec
-
-
-@dataclass(frozen=True)
 class CheckTask:
     """Asks for a short generation of one session under a cell's strategy; the answer is a CheckDone."""
 
@@ -99,13 +92,23 @@ class CheckTask:
 
 @dataclass(frozen=True)
 class CheckDone:
-    """What the short generation gave; digests are None where it failed."""
+    """What the short generation gave: equal digests, equal bits."""
 
     tokens_digest: str | None
+    """Hash of the tokens; None where there are none."""
     logits_digest: str | None
+    """Hash of all logits."""
     seconds: float
+    """Time it took, also where it failed."""
     message: str = ""
-    """Why there is none."""
+    """Why there is no digest."""
+
+
+@dataclass(frozen=True)
+class TraceTask:
+    """Asks for the trace of one cell; the answer is a CellResult."""
+
+    spec: RunSpec
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from offload_eval.core.records import Conditions, Failure
 from offload_eval.errors import OffloadEvalError, UnableError
 from offload_eval.execution.messages import (
     CellTask,
-    CheckDone,
     CheckTask,
     LoadFailed,
     PassStarted,
@@ -53,6 +52,7 @@ def worker_main(connection: Connection, setup: WorkerSetup) -> None:
     from offload_eval.execution.cell import exhausted_ledger, measure_cell, record_reference
     from offload_eval.execution.devices import open_device
     from offload_eval.execution.model_loading import load_model
+    from offload_eval.execution.recovery_check import check_generation
     from offload_eval.instruments.contention import measure_contention
 
     contention_ratio = measure_contention()
@@ -82,14 +82,14 @@ def worker_main(connection: Connection, setup: WorkerSetup) -> None:
 
     while True:
         try:
-            task: CellTask | ReferenceTask = connection.recv()
+            task: CellTask | CheckTask | ReferenceTask = connection.recv()
         except EOFError:
             return
         if isinstance(task, CellTask):
             connection.send(measure_cell(task.spec, model, device, setup.reference_dir, conditions, report))
             continue
         if isinstance(task, CheckTask):
-            connection.send(CheckDone(None, None, 0.0, "no check"))
+            connection.send(check_generation(task.spec, model, device, setup.reference_dir))
             continue
         report("reference", 0, 1)
         try:

@@ -153,6 +153,7 @@ class CpuDevice:
     name: DeviceName = "cpu"
     evidence: Evidence = "emulated"
     has_profiler: bool = False
+    leak_tolerance_bytes: int = 0
 
     def __init__(self, link_bytes_per_s: int | None = None) -> None:
         self.torch_device = torch.device("cpu")
@@ -170,6 +171,15 @@ class CpuDevice:
     def live_bytes(self) -> int:
         """Live bytes of the device tier, as far as the tracker was on when they were allocated."""
         return self.memory.device.live_bytes
+
+    def live_storages(self) -> frozenset[int]:
+        """What is in the device tier's ledger."""
+        return self.memory.device.keys()
+
+    def storage_key(self, tensor: torch.Tensor) -> int | None:
+        """The storage's place in the ledger of the device tier."""
+        storage = tensor.untyped_storage()
+        return storage._cdata if storage in self.memory.device else None
 
     @contextmanager
     def measure_memory(self) -> Iterator[CpuMemoryMeter]:

@@ -82,6 +82,9 @@ class CudaDevice:
     name: DeviceName = "cuda"
     evidence: Evidence = "measured"
     has_profiler: bool = True
+    leak_tolerance_bytes: int = 512
+    """One block of the allocator, which rounds every request up to it: less than that no leak can be.
+    Source: torch 2.13, c10/core/AllocatorConfig.h, kMinBlockSize."""
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
@@ -108,6 +111,17 @@ class CudaDevice:
     def live_bytes(self) -> int:
         """Bytes the allocator has handed out to this process, in its blocks' sizes."""
         return torch.cuda.memory_allocated(self.torch_device)
+
+    def live_storages(self) -> frozenset[int]:
+        """Addresses of the blocks that are handed out; only the native allocator lists them."""
+        if torch.cuda.get_allocator_backend() != "native":
+            return frozenset()
+        blocks = (block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"])
+        return frozenset(block["address"] for block in blocks if block["state"] == "active_allocated")
+
+    def storage_key(self, tensor: torch.Tensor) -> int | None:
+        """The address of the storage's data."""
+        return tensor.untyped_storage().data_ptr() if tensor.device == self.torch_device else None
 
     @contextmanager
     def measure_memory(self) -> Iterator[CudaMemoryMeter]:

@@ -82,6 +82,8 @@ class Device(Protocol):
     torch_device: torch.device
     has_profiler: bool
     """Whether the device records copies by itself, apart from the link's account."""
+    leak_tolerance_bytes: int
+    """Live bytes may differ by as much before and after a cell that left nothing behind."""
 
     def synchronize(self) -> None:
         """Returns once everything submitted has run."""
@@ -91,6 +93,12 @@ class Device(Protocol):
 
     def live_bytes(self) -> int | None:
         """Device bytes live now that this process allocated; None where nothing counts them."""
+
+    def live_storages(self) -> frozenset[int]:
+        """Keys of the device storages that `live_bytes` counts; empty where the device cannot list them."""
+
+    def storage_key(self, tensor: torch.Tensor) -> int | None:
+        """Names a tensor's storage as `live_storages` does; None where it is not a counted one of the device tier."""
 
     def measure_memory(self) -> AbstractContextManager[MemoryMeter]:
         """Measures peaks while the context is open. Nothing is timed inside it."""

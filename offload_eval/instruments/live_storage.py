@@ -27,6 +27,10 @@ class StorageLedger:
     def __contains__(self, storage: torch.UntypedStorage) -> bool:
         return storage._cdata in self._entries
 
+    def keys(self) -> frozenset[int]:
+        """The live storages, each by the address of its C++ object."""
+        return frozenset(self._entries)
+
     def add(self, storage: torch.UntypedStorage) -> None:
         """Enters a storage until it dies; a storage that is known already is not entered twice."""
         key, num_bytes = storage._cdata, storage.nbytes()

@@ -19,6 +19,7 @@ from offload_eval.reporting.grid import Cell, experiment_cells, in_order, record
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.memory_tables import memory_frame, render_memory
 from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
+from offload_eval.reporting.recovery_table import recovery_frame, render_recoveries
 from offload_eval.reporting.sentences import workload_sentences
 from offload_eval.reporting.strategy_tables import render_analytic_card, render_spread, render_strategy_tables
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
@@ -29,6 +30,7 @@ from offload_eval.units import format_bytes, format_duration
 NOTHING = "Nothing has been recorded yet."
 MEMORY_TITLE = "Memory: analytic, traced, and of the run"
 TRANSFERS_TITLE = "Transfers"
+RECOVERY_TITLE = "How it fails and how it comes back"
 NO_TRANSFERS = "No cell that uses the link has been measured."
 _MESSAGE_CHARACTERS = 600
 
@@ -50,11 +52,13 @@ def render_report(
     of_cells = cell_records(records)
     everything = in_order(experiment, of_cells) or list(records)
     has_cells = bool(of_cells) or not limits
+    recoveries = render_recoveries(in_order(experiment, records))
     findings = section("Findings", _findings(in_order(experiment, records), hardware))
     blocks = [
         section(experiment.name, paragraph(experiment.question), render_evidence(everything), level=1),
         section("Verdict", _budget(experiment, has_cells=has_cells), *_verdicts(experiment, of_cells, has_cells)),
         *([section("Capacity", render_limits(limits, experiment.capacity or CapacitySpec()))] if limits else []),
+        *([section(RECOVERY_TITLE, recoveries)] if recoveries else []),
         *(_cell_sections(experiment, of_cells, hardware, findings) if has_cells else [findings]),
         section("Machine, versions and model", _machines(everything) or NOTHING),
         section("How to reproduce", render_reproduction(everything, limits_alone=not has_cells)),
@@ -105,6 +109,8 @@ def write_report(
     }
     if limits:
         texts[tables / "limits.csv"] = limits_frame(limits).to_csv(index=False)
+    if not (recoveries := recovery_frame(in_order(experiment, records))).empty:
+        texts[tables / "recovery.csv"] = recoveries.to_csv(index=False)
     tables.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         _write_whole(path, text)
