@@ -23,7 +23,7 @@ from offload_eval.core.limits import CapacityLimit, Lengths
 from offload_eval.core.machine import Accelerator, Machine
 from offload_eval.core.plan import SessionGroup
 from offload_eval.core.policy import AdmissionPolicy, Calibration, Fingerprint, PhaseFit, PolicyLimit, PolicyStrategy
-from offload_eval.errors import InputError
+from offload_eval.errors import InputError, UnableError
 from offload_eval.execution.preflight import read_surroundings
 from offload_eval.store.policy_file import dump_policy, load_policy, write_policy
 from offload_eval.store.population_file import load_population
@@ -169,10 +169,12 @@ class TestApply:
 
     def test_the_longest_prompt_and_the_longest_generation_meet(self) -> None:
         """20 + 11 is no class of the short ones: the long one covers it."""
-        found = answer(policy(), group("a", 1, 20, 2), group("b", 1, 5, 11))
-        assert found.batch is not None
-        assert (found.batch.batch.prompt_tokens, found.batch.batch.output_tokens) == (20, 11)
-        assert found.batch.covering_class == "p100-o11"
+        groups = [group("a", 1, 20, 2), group("b", 1, 5, 11)]
+        for ordered in (groups, groups[::-1]):
+            found = answer(policy(), *ordered)
+            assert found.batch is not None
+            assert (found.batch.batch.prompt_tokens, found.batch.batch.output_tokens) == (20, 11)
+            assert found.batch.covering_class == "p100-o11"
 
     def test_a_long_one_that_does_not_fit_beside_the_short_ones_waits_and_nobody_overtakes(self) -> None:
         found = answer(policy(), group("chat", 15, 20, 6), group("long", 1, 100, 11), group("late", 2, 20, 6))
@@ -449,10 +451,12 @@ class TestFile:
     def test_a_write_that_fails_leaves_what_was_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "policy.yaml"
         write_policy(path, policy())
-        monkeypatch.setattr("os.fsync", _full_disk)
-        with pytest.raises(Exception, match="No space left"):
-            write_policy(path, policy(cap_bytes=5_000))
-        assert load_policy(path).cap_bytes == 6_000
+        # The copy of the old file, its folder, and then the new file itself.
+        for num_written in (0, 2):
+            monkeypatch.setattr("os.fsync", _disk_that_is_full_after(num_written))
+            with pytest.raises(UnableError, match="cannot be written: No space left"):
+                write_policy(path, policy(cap_bytes=5_000))
+            assert load_policy(path).cap_bytes == 6_000
 
     @pytest.mark.parametrize(
         ("old", "new", "words"),
@@ -520,8 +524,14 @@ class TestFile:
             load_policy(tmp_path / "none.yaml")
 
 
-def _full_disk(_: int) -> None:
-    raise OSError(28, "No space left on device")
+def _disk_that_is_full_after(num_written: int) -> Callable[[int], None]:
+    left = iter(range(num_written))
+
+    def write(_: int) -> None:
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device")
+
+    return write
 
 
 WritePopulation = Callable[[str], Path]
