@@ -424,7 +424,7 @@ class TestBuild:
 
 class TestFile:
     def test_every_number_is_exact(self, tmp_path: Path) -> None:
-        odd = fit("prefill", bytes_per_session_token=0.1 + 0.2, runtime_bytes=1e23 / 3)
+        odd = fit("prefill", bytes_per_session_token=0.1 + 0.2, runtime_bytes=2**53 / 3)
         stored = policy(
             calibrated(calibration=calibration(fits=(odd, fit("decode")), most_session_tokens=2**62)),
             calibrated(strategy=OffloadedSpec(name="0123"), host_bytes_per_session_token=1 / 3),
@@ -487,7 +487,7 @@ class TestFile:
                 "least_prompt_tokens: 101",
                 "least_prompt_tokens: 101 .*most_prompt_tokens = 100",
             ),
-            ("runtime_bytes: 100.0", "runtime_bytes: -1.0", r"runtime_bytes: -1.0 .*allowed: a number >= 0"),
+            ("runtime_bytes: 100.0", "runtime_bytes: -1.0", r"runtime_bytes: -1.0 .*allowed: a number from 0 to 9.0"),
             ("runtime_bytes: 100.0", "runtime_bytes: .nan", "runtime_bytes: .nan is not allowed; allowed: a finite"),
             ("kind: dynamic", "kind: dynamo", r"strategies\[0\].strategy.kind: 'dynamo'.*did you mean 'dynamic'"),
             ("torch: 2.13.0", "torch: 2", r"fingerprint.versions: .*allowed: a mapping of text to text"),
@@ -750,6 +750,14 @@ class TestApplyCommand:
         result = invoke("apply", tmp_path / "policy.yaml", tmp_path / "no.yaml")
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr.count("\n") == 1
+
+    @pytest.mark.parametrize("options", [[], ["--json"]])
+    def test_a_peak_past_64_bits_is_no_crash(self, tmp_path: Path, options: list[str]) -> None:
+        fits = (fit("prefill", bytes_per_session_token=2.0**53), fit("decode"))
+        write_policy(tmp_path / "policy.yaml", policy(calibrated(calibration=calibration(fits=fits))))
+        groups = "population: [{name: long, sessions: 1, prompt_tokens: 100, max_new_tokens: 11, beams: 1024}]"
+        result = invoke("apply", tmp_path / "policy.yaml", self.write(tmp_path, groups), *options)
+        assert (result.exit_code, result.exception) == (0, None)
 
     def test_markup_in_a_name_is_text(self, tmp_path: Path) -> None:
         write_policy(tmp_path / "policy.yaml", policy(calibrated(refusal="needs [bold]hqq[/]", limits=())))

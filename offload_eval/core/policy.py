@@ -11,7 +11,8 @@ from offload_eval.core.limits import Lengths
 from offload_eval.core.records import Evidence, Phase
 
 POLICY_SCHEMA_VERSION: Final = 1
-NonNegativeNumber = Annotated[float, Meta(ge=0)]
+NonNegativeNumber = Annotated[float, Meta(ge=0, le=2**53)]
+"""Up to where a float still tells every byte apart."""
 
 
 class PhaseFit(Strict, frozen=True, kw_only=True):
