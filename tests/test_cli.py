@@ -54,7 +54,7 @@ class TestImports:
     def test_the_store_imports_no_framework(self) -> None:
         assert self.imported("import offload_eval.store.experiment_file, offload_eval.store.run_directory") == []
 
-    @pytest.mark.parametrize("command", [[], ["plan"], ["run"], ["report"], ["doctor"], ["link"]])
+    @pytest.mark.parametrize("command", [[], ["plan"], ["run"], ["report"], ["doctor"], ["link"], ["policy", "apply"]])
     def test_help_imports_no_framework(self, command: list[str]) -> None:
         code = (
             "from offload_eval.cli.app import app\n"
@@ -68,6 +68,15 @@ class TestImports:
             "from offload_eval.cli.app import app\n"
             "try: app(['plan', '--model', 'gpt2', '--prompt-tokens', '8', '--vram-gib', '1', '--json'])\n"
             "except SystemExit as end: assert end.code == 0"
+        )
+        assert self.imported(code) == []
+
+    def test_policy_apply_imports_no_framework(self) -> None:
+        code = (
+            "from offload_eval.cli.app import app\n"
+            "import offload_eval.cli.policy_apply, offload_eval.cli.policy_check\n"
+            "try: app(['policy', 'apply', 'none.yaml', 'none.yaml'])\n"
+            "except SystemExit as end: assert end.code == 2"
         )
         assert self.imported(code) == []
 
@@ -87,7 +96,7 @@ class TestUsage:
 
     def test_help_names_every_command_and_exit_code(self) -> None:
         output = " ".join(call("--help").stdout.split())
-        for text in ("plan", "run", "report", "doctor", "link", "0 done", "2 bad input", "130 interrupted"):
+        for text in ("plan", "run", "report", "doctor", "link", "policy", "0 done", "2 bad input", "130 interrupted"):
             assert text in output
 
     @pytest.mark.parametrize(

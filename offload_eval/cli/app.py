@@ -10,6 +10,7 @@ from offload_eval.cli.ending import end
 from offload_eval.cli.link_options import link
 from offload_eval.cli.option_types import DeviceChoice, JsonOption
 from offload_eval.cli.plan_options import plan
+from offload_eval.cli.policy_options import policy_app
 from offload_eval.cli.trace_options import trace
 
 ExperimentArgument = Annotated[Path, typer.Argument(help="The experiment file.", show_default=False)]
@@ -163,3 +164,4 @@ def doctor(json_output: JsonOption = False) -> None:
 app.command()(plan)
 app.command()(trace)
 app.command()(link)
+app.add_typer(policy_app, name="policy")

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from offload_eval.core.experiment import Experiment
+from offload_eval.core.experiment import Experiment, ModelSpec
 from offload_eval.errors import UnableError
 from offload_eval.execution.messages import (
     CellTask,
@@ -20,9 +20,10 @@ from offload_eval.execution.messages import (
     Ready,
     ReferenceTask,
     Refused,
+    Surroundings,
     WorkerSetup,
 )
-from offload_eval.execution.worker import kill_descendants, preflight_main, worker_main
+from offload_eval.execution.worker import kill_descendants, preflight_main, surroundings_main, worker_main
 
 _LOG_TAIL_LINES = 12
 _KILL_WAIT_S = 30.0
@@ -113,7 +114,25 @@ def preflight(experiment: Experiment, timeout_s: float) -> Preflight:
         OffloadEvalError: What the check refused, as it was raised there.
         UnableError: The process died or hung.
     """
-    process = WorkerProcess(preflight_main, (experiment, None), None)
+    answer = _ask_once(preflight_main, (experiment, None), "the experiment", timeout_s)
+    assert isinstance(answer, Preflight)
+    return answer
+
+
+def surroundings(model: ModelSpec, device: str, timeout_s: float) -> Surroundings:
+    """Looks at the machine, the device and a model in a process of its own.
+
+    Raises:
+        OffloadEvalError: What was refused, as it was raised there.
+        UnableError: The process died or hung.
+    """
+    answer = _ask_once(surroundings_main, (model, device), f"model {model.location}", timeout_s)
+    assert isinstance(answer, Surroundings)
+    return answer
+
+
+def _ask_once(target: Callable[..., None], arguments: tuple[Any, ...], what: str, timeout_s: float) -> Any:
+    process = WorkerProcess(target, arguments, None)
     try:
         answer = process.answer(timeout_s, on_pass=lambda _: None)
     finally:
@@ -122,8 +141,7 @@ def preflight(experiment: Experiment, timeout_s: float) -> Preflight:
         raise answer.error
     if isinstance(answer, Died | TimedOut):
         detail = answer.message if isinstance(answer, Died) else f"no answer within {answer.after_s:.0f} s"
-        raise UnableError(f"the experiment could not be checked: {detail}; see `offload-eval doctor`")
-    assert isinstance(answer, Preflight)
+        raise UnableError(f"{what} could not be checked: {detail}; see `offload-eval doctor`")
     return answer
 
 

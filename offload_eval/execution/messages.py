@@ -50,6 +50,15 @@ class Preflight:
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What a policy's limits depend on, as it is now."""
+
+    device: DeviceName
+    machine: Machine
+    model: ModelFacts
+
+
+@dataclass(frozen=True)
 class WorkerSetup:
     """What a worker needs before its first cell."""
 

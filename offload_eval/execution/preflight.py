@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from offload_eval.core.experiment import DeviceName, Experiment, StrategySpec, StreamedSpec, is_auto
+from offload_eval.core.experiment import DeviceName, Experiment, ModelSpec, StrategySpec, StreamedSpec, is_auto
 from offload_eval.core.factors import expand_workloads
 from offload_eval.errors import InputError, UnableError
 from offload_eval.execution.attention import TraceableModels, attention_refusal
 from offload_eval.execution.devices import accelerator_uuid, resolve_device
-from offload_eval.execution.messages import Preflight
+from offload_eval.execution.messages import Preflight, Surroundings
 from offload_eval.execution.model_loading import load_config, read_model_facts
 from offload_eval.execution.prompts import prepare_prompts
 from offload_eval.instruments.environment import read_machine
@@ -49,6 +49,23 @@ def run_preflight(experiment: Experiment) -> Preflight:
         refusals=refusals | {cell: answer for cell, answer in autos.items() if isinstance(answer, str)},
         resolved={cell: answer for cell, answer in autos.items() if not isinstance(answer, str)},
     )
+
+
+def read_surroundings(model: ModelSpec, device: str) -> Surroundings:
+    """Looks at the machine, the device and the model; loads no weights.
+
+    Args:
+        model: Whose config and weight files are looked at.
+        device: auto, cuda or cpu.
+
+    Raises:
+        InputError: The model has no config that can be read.
+        UnableError: The device asked for is not there.
+    """
+    name = resolve_device(device)
+    facts = read_model_facts(model, load_config(model))
+    machine = read_machine(with_accelerator=name == "cuda", accelerator_uuid=accelerator_uuid(name))
+    return Surroundings(device=name, machine=machine, model=facts)
 
 
 _Cell = tuple[str, str]

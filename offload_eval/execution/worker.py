@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from offload_eval.core.experiment import Experiment
+from offload_eval.core.experiment import Experiment, ModelSpec
 from offload_eval.core.records import Conditions, Failure
 from offload_eval.errors import OffloadEvalError, UnableError
 from offload_eval.execution.messages import (
@@ -42,6 +42,19 @@ def preflight_main(connection: Connection, experiment: Experiment, log_path: Pat
         connection.send(Refused(error))
     except Exception as error:  # upstream's refusals come in every type; the user needs its words, not its frames
         connection.send(Refused(UnableError(f"model {experiment.model.location}: {type(error).__name__}: {error}")))
+
+
+def surroundings_main(connection: Connection, model: ModelSpec, device: str) -> None:
+    """Body of the process that looks at the machine and the model; sends Surroundings or a Refused."""
+    become_worker(None)
+    from offload_eval.execution.preflight import read_surroundings
+
+    try:
+        connection.send(read_surroundings(model, device))
+    except OffloadEvalError as error:
+        connection.send(Refused(error))
+    except Exception as error:  # as above
+        connection.send(Refused(UnableError(f"model {model.location}: {type(error).__name__}: {error}")))
 
 
 def worker_main(connection: Connection, setup: WorkerSetup) -> None:

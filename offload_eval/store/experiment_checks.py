@@ -126,12 +126,18 @@ def _check_plan(plan: PlanSpec) -> Iterator[Problem]:
         )
     if plan.percentile is not None and not plan.population:
         yield ("plan", "percentile"), f"{plan.percentile!r} needs plan.population; leave it out"
-    name, times = Counter(group.name for group in plan.population).most_common(1)[0] if plan.population else ("", 0)
+    for where, problem in check_population(plan.population, plan.percentile):
+        yield ("plan", "population", *where), problem
+
+
+def check_population(groups: Sequence[SessionGroup], percentile: Percentile | None = None) -> Iterator[Problem]:
+    """Yields the contradictions in a population, with the place of each in it."""
+    name, times = Counter(group.name for group in groups).most_common(1)[0] if groups else ("", 0)
     if times > 1:
-        yield ("plan", "population"), f"the name {name!r} is used {times} times; give each group its own"
-    for index, group in enumerate(plan.population):
-        for key, problem in _check_group(group, plan.percentile):
-            yield ("plan", "population", index, *key), problem
+        yield (), f"the name {name!r} is used {times} times; give each group its own"
+    for index, group in enumerate(groups):
+        for key, problem in _check_group(group, percentile):
+            yield (index, *key), problem
 
 
 def _check_group(group: SessionGroup, percentile: Percentile | None) -> Iterator[Problem]:

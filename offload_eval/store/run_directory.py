@@ -10,8 +10,6 @@
 Nothing is overwritten: what a changed experiment or machine replaces is kept under a numbered name.
 """
 
-import os
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,7 +24,8 @@ from offload_eval.errors import InputError
 from offload_eval.store.directory_lock import LOCK_NAME, DirectoryLock
 from offload_eval.store.experiment_file import dump_experiment, load_resolved_experiment
 from offload_eval.store.hardware_file import dump_hardware, load_hardware
-from offload_eval.store.record_file import RecordWriter, drop_torn_line, read_records, sync_directory
+from offload_eval.store.record_file import RecordWriter, drop_torn_line, read_records
+from offload_eval.store.whole_file import part_name, supersede, write_whole
 
 EXPERIMENT_NAME: Final = "experiment.yaml"
 MACHINE_NAME: Final = "machine.json"
@@ -67,9 +66,9 @@ class RunDirectory:
         lock = DirectoryLock(path)
         try:
             _require_unused(path)
-            _write_new(path / MACHINE_NAME, _machine_text(machine))
+            write_whole(path / MACHINE_NAME, _machine_text(machine))
             # Last: a directory with an experiment in it is a run directory.
-            _write_new(path / EXPERIMENT_NAME, dump_experiment(experiment))
+            write_whole(path / EXPERIMENT_NAME, dump_experiment(experiment))
             return cls(path, experiment, machine, lock)
         except BaseException:
             lock.release()
@@ -168,9 +167,9 @@ class RunDirectory:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: not a regular file; remove it, and run again")
         if not path.exists():
-            _write_new(path, text)
+            write_whole(path, text)
         elif path.read_text(encoding="utf-8") != text:
-            _supersede(path, text)
+            supersede(path, text)
 
     @property
     def reference_dir(self) -> Path:
@@ -222,9 +221,9 @@ def _match_stored(path: Path, experiment: Experiment, machine: Machine, *, allow
     if not allow_mismatch:
         _refuse_mismatch(path, parts, changes)
     if parts:
-        _supersede(path / EXPERIMENT_NAME, dump_experiment(experiment))
+        supersede(path / EXPERIMENT_NAME, dump_experiment(experiment))
     if changes:
-        _supersede(path / MACHINE_NAME, _machine_text(machine))
+        supersede(path / MACHINE_NAME, _machine_text(machine))
 
 
 def _refuse_mismatch(path: Path, parts: list[str], changes: list[str]) -> None:
@@ -256,27 +255,5 @@ def _machine_text(machine: Machine) -> str:
     return msgspec.json.format(msgspec.json.encode(machine), indent=2).decode() + "\n"
 
 
-def _part_name(name: str) -> str:
-    return f".{name}.part"
-
-
-_LEFT_BY_CREATE: Final = frozenset({LOCK_NAME, MACHINE_NAME, _part_name(MACHINE_NAME), _part_name(EXPERIMENT_NAME)})
+_LEFT_BY_CREATE: Final = frozenset({LOCK_NAME, MACHINE_NAME, part_name(MACHINE_NAME), part_name(EXPERIMENT_NAME)})
 """All that a directory may hold when `create` is killed before the experiment, its last file, is in place."""
-
-
-def _write_new(path: Path, text: str) -> None:
-    """Puts a whole file at `path`, or nothing."""
-    part = path.with_name(_part_name(path.name))
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_directory(path.parent)
-
-
-def _supersede(path: Path, text: str) -> None:
-    """Keeps the old file under the first free numbered name, and writes the new one."""
-    numbered = (path.with_stem(f"{path.stem}.{number}") for number in count(1))
-    _write_new(next(name for name in numbered if not name.exists()), path.read_text(encoding="utf-8"))
-    _write_new(path, text)

@@ -118,6 +118,8 @@ def _describe(declared: inspect.Type | None) -> str:
             return f"letters, digits and `._-`, starting with a letter or digit, at most {longest} characters"
         case inspect.VarTupleType(min_length=shortest):
             return f"a list of at least {shortest}" if shortest else "a list"
+        case inspect.DictType():
+            return "a mapping of text to text"
         case inspect.StructType():
             return f"a mapping with {', '.join(field.encode_name for field in declared.fields)}"
         case _:
