@@ -239,6 +239,15 @@ class TestSglang:
         assert found.value == "0.2625"
         assert "1.00 GiB activations of one prefill" in found.derivation
 
+    def test_activations_that_the_fit_cannot_tell_from_the_cache_are_not_taken_for_none(self):
+        calibration = fitted(0.0)
+        fit = msgspec.structs.replace(calibration.fits[0], not_told_apart=("bytes_per_prefill_token",))
+        calibration = msgspec.structs.replace(calibration, fits=(fit,))
+        policy = make_policy(msgspec.structs.replace(BASELINE, calibration=calibration))
+        found = settings(policy, "dynamic", "sglang")["--mem-fraction-static"]
+        assert found.value == "0.2750"  # 22 / 80, the whole cap
+        assert "upper bound" in found.derivation
+
     def test_streamed_rows_are_the_hierarchical_cache(self):
         """22,143,303,680 bytes are 22.14 GB of 1e9 bytes: 23 whole ones."""
         found = settings(make_policy(), "streamed", "sglang")

@@ -78,14 +78,20 @@ def _static_fraction(choice: Choice) -> Setting:
 
 
 def _prefill_activations(choice: Choice) -> int | None:
-    """Bytes that one session's prefill takes beyond weights and cache; None without a fit or anything to run."""
+    """Bytes that one session's prefill takes beyond weights and cache.
+
+    Returns:
+        None without anything to run, without a fit, and where the fit cannot tell them from the cache's.
+    """
     running = choice.running
     strategy = _by_label(choice, choice.running_label)
     if running is None or strategy is None or strategy.calibration is None:
         return None
     tokens = running.lengths.prefill_chunk_tokens or running.lengths.prompt_tokens
     fits = [fit for fit in strategy.calibration.fits if fit.phase == "prefill"]
-    return round(fits[0].bytes_per_prefill_token * tokens) if fits else None
+    if not fits or "bytes_per_prefill_token" in fits[0].not_told_apart:
+        return None
+    return round(fits[0].bytes_per_prefill_token * tokens)
 
 
 def _by_label(choice: Choice, label: str) -> PolicyStrategy | None:

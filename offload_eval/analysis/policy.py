@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from offload_eval.analysis.calibration import calibrate, peak_points
-from offload_eval.analysis.cells import merged_sample
+from offload_eval.analysis.cells import merged_sample, probe_records
 from offload_eval.analysis.fingerprint import differences, make_fingerprint
 from offload_eval.core.experiment import Experiment, StrategySpec, is_auto
 from offload_eval.core.limits import CapacityLimit
@@ -47,6 +47,21 @@ def build_policy(
         strategies=strategies,
         assumptions=tuple(_assumptions(experiment, limits, strategies, num_left_out)),
     )
+
+
+def policy_of(
+    experiment: Experiment, limits: Sequence[CapacityLimit], records: Sequence[RunRecord]
+) -> AdmissionPolicy | None:
+    """The policy of a capacity search, as of its last probe; None where nothing was searched.
+
+    The same records give the same policy, whenever it is asked for.
+    """
+    probes = [record for record in probe_records(records) if record.evidence != "traced"]
+    if not limits or not probes:
+        return None
+    last = max(probes, key=lambda record: record.started_at_utc)
+    fingerprint = make_fingerprint(last.machine, last.model, last.spec.model, last.spec.device)
+    return build_policy(experiment, limits, records, fingerprint, last.started_at_utc)
 
 
 def _is_of(record: RunRecord, fingerprint: Fingerprint) -> bool:

@@ -11,6 +11,7 @@ from offload_eval.cli.link_options import link
 from offload_eval.cli.option_types import DeviceChoice, JsonOption
 from offload_eval.cli.plan_options import plan
 from offload_eval.cli.policy_options import policy_app
+from offload_eval.cli.policy_settings import settings_command
 from offload_eval.cli.trace_options import trace
 
 ExperimentArgument = Annotated[Path, typer.Argument(help="The experiment file.", show_default=False)]
@@ -164,4 +165,5 @@ def doctor(json_output: JsonOption = False) -> None:
 app.command()(plan)
 app.command()(trace)
 app.command()(link)
+policy_app.command("settings")(settings_command)
 app.add_typer(policy_app, name="policy")

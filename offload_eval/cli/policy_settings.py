@@ -61,7 +61,7 @@ def show_settings(policy: Path, strategy: str | None, target: str | None, *, jso
     from offload_eval.errors import ExitCode
     from offload_eval.reporting.handoff_blocks import render_blocks
     from offload_eval.reporting.handoff_text import render_hand_off_terminal
-    from offload_eval.store.policy_file import load_policy  # type: ignore[import-not-found, unused-ignore]
+    from offload_eval.store.policy_file import load_policy
 
     wanted = [each for each in TARGETS if target in (None, each)]
     hand_off = derive_hand_off(load_policy(policy), strategy, wanted)

@@ -9,7 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from offload_eval.analysis.limits import has_failed_search
+from offload_eval.analysis.limits import find_limits, has_failed_search
+from offload_eval.analysis.policy import policy_of
 from offload_eval.bounds.strategy_bound import cell_bound
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.progress import open_progress
@@ -27,7 +28,8 @@ from offload_eval.execution.session import Session, expand_cells
 from offload_eval.store.experiment_file import load_experiment
 from offload_eval.store.hardware_file import load_hardware
 from offload_eval.store.origin import Override
-from offload_eval.store.run_directory import RunDirectory
+from offload_eval.store.policy_file import write_policy
+from offload_eval.store.run_directory import POLICY_NAME, RunDirectory
 from offload_eval.units import format_bytes
 
 _PREFLIGHT_TIMEOUT_S = 600.0
@@ -88,6 +90,9 @@ def run_command(
             progress_console().out(f"interrupted; finished cells are kept: continue with {command}", highlight=False)
             raise
         records, kept_hardware = directory.records(), directory.hardware
+    policy = policy_of(asked, find_limits(records, asked.capacity), records)
+    if policy is not None:
+        write_policy(path / POLICY_NAME, policy)
     show_report(path, asked, records, kept_hardware, json_output=json_output)
     wanted = {content_hash(spec) for spec in cells}
     fell_short = any(record.status in _FELL_SHORT for record in records if record.run_id in wanted)

@@ -19,7 +19,7 @@ from offload_eval.core.run_spec import DRILLS, Drill
 from offload_eval.errors import CellUnsupportedError
 from offload_eval.execution import passes
 from offload_eval.execution.passes import CellRun
-from offload_eval.instruments.device import Device, Link
+from offload_eval.instruments.device import Device
 from offload_eval.units import MIB
 
 _INPUTS_OF_PROMPT: Final = 4
@@ -103,23 +103,9 @@ def _fill_slack(device: Device, room_bytes: int) -> list[torch.Tensor]:
 
 @contextmanager
 def _host_refused(run: CellRun) -> Iterator[None]:
-    """Lets the link allocate no byte in the host tier."""
-    open_link = run.device.open_link
-
-    def open_refusing_link(*, timed: bool) -> Link:
-        link = open_link(timed=timed)
-        vars(link)["empty_host"] = _refuse_host
-        return link
-
-    vars(run.device)["open_link"] = open_refusing_link
-    try:
+    """Lets the link's buffers have no byte of host memory."""
+    with run.device.capped(None, 0):
         yield
-    finally:
-        del vars(run.device)["open_link"]
-
-
-def _refuse_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    raise MemoryError(f"a host cap of 0 bytes refuses a buffer of {list(shape)} {dtype}")
 
 
 @contextmanager

@@ -6,16 +6,21 @@ from pathlib import Path
 
 from offload_eval.analysis.cells import cell_records
 from offload_eval.analysis.findings import find
+from offload_eval.analysis.handoff import derive_hand_off
 from offload_eval.analysis.limits import find_limits
+from offload_eval.analysis.policy import policy_of
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import Experiment, ModelSpec
 from offload_eval.core.hardware import HardwareProfile
+from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord
+from offload_eval.reporting.calibration_table import calibration_frame, render_calibrations
 from offload_eval.reporting.capacity_tables import limits_frame, render_limits
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_share
 from offload_eval.reporting.grid import Cell, experiment_cells, in_order, recorded
+from offload_eval.reporting.handoff_text import render_hand_off
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.memory_tables import memory_frame, render_memory
 from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
@@ -50,14 +55,14 @@ def render_report(
     """
     limits = find_limits(records, experiment.capacity)
     of_cells = cell_records(records)
-    everything = in_order(experiment, of_cells) or list(records)
+    everything = in_order(experiment, of_cells) or sorted(records, key=lambda record: record.evidence == "traced")
     has_cells = bool(of_cells) or not limits
     recoveries = render_recoveries(in_order(experiment, records))
     findings = section("Findings", _findings(in_order(experiment, records), hardware))
     blocks = [
         section(experiment.name, paragraph(experiment.question), render_evidence(everything), level=1),
         section("Verdict", _budget(experiment, has_cells=has_cells), *_verdicts(experiment, of_cells, has_cells)),
-        *([section("Capacity", render_limits(limits, experiment.capacity or CapacitySpec()))] if limits else []),
+        *_capacity_sections(experiment, records, limits),
         *([section(RECOVERY_TITLE, recoveries)] if recoveries else []),
         *(_cell_sections(experiment, of_cells, hardware, findings) if has_cells else [findings]),
         section("Machine, versions and model", _machines(everything) or NOTHING),
@@ -65,6 +70,21 @@ def render_report(
         *([section("Cells", _cells(experiment_cells(experiment, of_cells)))] if has_cells else []),
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _capacity_sections(
+    experiment: Experiment, records: Sequence[RunRecord], limits: Sequence[CapacityLimit]
+) -> list[str]:
+    policy = policy_of(experiment, limits, records)
+    if policy is None:
+        return []
+    admits = any(limit.sessions for strategy in policy.strategies for limit in strategy.limits)
+    calibrations = render_calibrations(policy)
+    return [
+        section("Capacity", render_limits(limits, experiment.capacity or CapacitySpec())),
+        *([section("Calibration", calibrations)] if calibrations else []),
+        *([render_hand_off(derive_hand_off(policy, None))] if admits else []),
+    ]
 
 
 def _cell_sections(
@@ -107,8 +127,10 @@ def write_report(
         tables / "transfers.csv": transfer_frame(everything, hardware).to_csv(index=False),
         tables / "trials.csv": trials_frame(ordered).to_csv(index=False),
     }
-    if limits:
+    policy = policy_of(experiment, limits, records)
+    if policy is not None:
         texts[tables / "limits.csv"] = limits_frame(limits).to_csv(index=False)
+        texts[tables / "calibration.csv"] = calibration_frame(policy).to_csv(index=False)
     if not (recoveries := recovery_frame(in_order(experiment, records))).empty:
         texts[tables / "recovery.csv"] = recoveries.to_csv(index=False)
     tables.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,8 @@
     experiment.yaml   the experiment as it was run, every default filled in
     machine.json      the machine
     hardware.yaml     the hardware profile that the report holds the run against, where one was given
-    records.jsonl     one record a line: of a cell, or of its trace
+    records.jsonl     one record a line: of a cell, of a probe, or of the trace of either
+    policy.yaml       the admission policy that a capacity search ends in
     reference/        the baseline's tokens and logits
     logs/             one file for each worker
 
@@ -30,6 +31,7 @@ from offload_eval.store.whole_file import part_name, supersede, write_whole
 EXPERIMENT_NAME: Final = "experiment.yaml"
 MACHINE_NAME: Final = "machine.json"
 HARDWARE_NAME: Final = "hardware.yaml"
+POLICY_NAME: Final = "policy.yaml"
 RECORDS_NAME: Final = "records.jsonl"
 FINISHED: Final[frozenset[Status]] = frozenset({"ok", "oom", "unsupported"})
 """Statuses that a rerun would only repeat; `timeout` and `failed` are run again on resume."""
