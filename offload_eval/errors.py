@@ -25,10 +25,6 @@ class InputError(OffloadEvalError):
     exit_code = ExitCode.BAD_INPUT
 
 
-class ExtrapolationError(InputError):
-    """A batch outside of what was measured, and extrapolation was not asked for."""
-
-
 class UnableError(OffloadEvalError):
     """This environment cannot do what was asked: the message names the missing piece and how to add it."""
 

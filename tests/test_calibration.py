@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from offload_eval.analysis.calibration import calibrate, peak_points, predict
 from offload_eval.analysis.peak_fit import COEFFICIENTS, PhaseData, fit_phase, fit_plane, leave_one_out
+from offload_eval.core.admission import Batch
 from offload_eval.core.experiment import Workload
 from offload_eval.core.policy import Calibration
 from offload_eval.core.records import RunRecord
-from offload_eval.errors import ExtrapolationError
 from offload_eval.units import MIB
 
 RUNTIME, PER_TOKEN, PER_SESSION, PER_PREFILL = 50_000, 64, 3_000, 100
@@ -30,6 +30,16 @@ BATCHES = [
     (4, 512, 48),
 ]
 """Sessions, prompt and output tokens; every pair of columns tells something apart, but for an unchunked prefill."""
+
+
+def batch_of(sessions: int, prompt_tokens: int, output_tokens: int, prefill_chunk_tokens: int | None = None) -> Batch:
+    return Batch(
+        rows=sessions,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        prefill_chunk_tokens=prefill_chunk_tokens,
+    )
+
 
 Extra = Callable[[int, int, int], float]
 """Bytes on top of the plane, by sessions, tokens at the end of the phase, and order."""
@@ -165,9 +175,12 @@ class TestLeaveOneOut:
         assert repeated[last:].tolist() == pytest.approx([errors[last]] * 3)
 
     def test_too_few_batches_are_said_to_be(self) -> None:
-        fit = calibration(records(BATCHES[:2])).fits[0]
-        assert fit.leave_one_out_ratio is None
+        """A plane through as many points as it has coefficients predicts none of them from the others."""
+        points = peak_points(records(BATCHES[:2]), "dynamic")
+        fit = fit_phase(points, "prefill")
+        assert fit is not None
         assert any("too few points: 2 different batches" in flag for flag in fit.flags)
+        assert calibrate(points) is None
 
     def test_enough_are_not(self) -> None:
         assert calibration(records(BATCHES)).fits[0].leave_one_out_ratio is not None
@@ -214,7 +227,7 @@ class TestFlags:
         for each in records(extra=lambda s, t, _: 6_400 * s * min(t, 96)):
             workload = each.spec.workload
             lengths = (workload.batch_size, workload.prompt_tokens, workload.output_tokens)
-            peaks = {peak.phase: peak.bytes for peak in predict(made, *lengths).peaks}
+            peaks = {peak.phase: peak.bytes for peak in predict(made, batch_of(*lengths)).peaks}
             assert each.trials[0].prefill.peak_allocated_bytes <= peaks["prefill"] + made.reserve_bytes
             assert each.trials[0].decode.peak_allocated_bytes <= peaks["decode"] + made.reserve_bytes
 
@@ -234,12 +247,11 @@ class TestPoints:
         workload = replace(eager.spec.workload, attn_implementation="eager")
         assert peak_points([replace(eager, spec=replace(eager.spec, workload=workload))], "dynamic") == []
 
-    def test_on_a_gpu_reserved_bytes_count(self) -> None:
+    def test_what_an_allocator_keeps_beyond_its_tensors_is_no_peak(self) -> None:
+        """Under a cap it keeps what it is given, whatever the batch: the reserve has it, by the batch that failed."""
         trial = make_trial(prefill=make_phase(1_100_000, peak_reserved_bytes=1_300_000), decode=make_phase(1_200_000))
         (point,) = peak_points([record(1, 64, 16, 0, trials=(trial,), spec={"device": "cuda"})], "dynamic")
-        assert (point.prefill_peak_bytes, point.decode_peak_bytes) == (1_300_000, 1_200_000)
-        (point,) = peak_points([record(1, 64, 16, 0, trials=(trial,))], "dynamic")
-        assert point.prefill_peak_bytes == 1_100_000
+        assert (point.prefill_peak_bytes, point.decode_peak_bytes) == (1_100_000, 1_200_000)
 
     def test_weights_are_what_was_live_before(self) -> None:
         conditions = make_conditions(baseline_bytes=1_004_000)
@@ -249,7 +261,7 @@ class TestPoints:
 
 class TestPredict:
     def test_terms_by_hand(self) -> None:
-        prediction = predict(calibration(records()), 3, 128, 17)
+        prediction = predict(calibration(records()), batch_of(3, 128, 17))
         prefill, decode = prediction.peaks
         # 3 * 128 tokens * 164 bytes + 3 * 3,000; 3 * 144 * 64 + 3 * 3,000 + 384 * 100.
         assert prefill.bytes == pytest.approx(1_050_000 + 62_976 + 9_000, abs=4)
@@ -274,19 +286,19 @@ class TestPredict:
         self, batch: tuple[int, ...], words: str
     ) -> None:
         made = calibration(records())
-        with pytest.raises(ExtrapolationError, match=words):
-            predict(made, *batch)
-        assert any(words in each for each in predict(made, *batch, extrapolate=True).extrapolates)
+        assert any(words in each for each in predict(made, batch_of(*batch)).extrapolates)
 
     def test_every_measured_batch_is_within(self) -> None:
         made = calibration(records())
         for batch in BATCHES:
-            assert predict(made, *batch).extrapolates == ()
+            assert predict(made, batch_of(*batch)).extrapolates == ()
 
     def test_a_session_longer_than_any_is_outside_though_both_of_its_lengths_are_within(self) -> None:
-        made = calibration(records([(1, 512, 16), (1, 64, 200), (2, 64, 16)]))
-        with pytest.raises(ExtrapolationError, match="711 cached tokens a session, and no more than 527"):
-            predict(made, 1, 512, 200)
+        made = calibration(
+            records([(1, 512, 16), (1, 64, 200), (2, 64, 16), (3, 64, 100), (2, 256, 16), (4, 128, 32)])
+        )
+        (words,) = predict(made, batch_of(1, 512, 200)).extrapolates
+        assert "711 cached tokens a session, and no more than 527" in words
 
 
 def test_the_names_of_coefficients_are_fields_of_a_fit() -> None:

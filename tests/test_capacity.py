@@ -90,6 +90,10 @@ class TestNextBatch:
         assert probes <= 6
 
 
+def limits_of(records, capacity=None, **experiment):
+    return find_limits(make_experiment(capacity=capacity, **experiment), records)
+
+
 LIMIT_PLAN = MeasurementPlan(trials=0, memory_trials=1, transfer_trials=0, fidelity=False)
 
 
@@ -117,7 +121,7 @@ def make_timed(sessions, *, tpot_s, strategy=DYNAMIC):
 
 class TestFindLimits:
     def test_a_limit_has_passed_its_repeats_and_the_next_batch_has_failed(self):
-        (limit,) = find_limits([make_probe(20), make_oom(21), make_probe(20, role="verify")])
+        (limit,) = limits_of([make_probe(20), make_oom(21), make_probe(20, role="verify")])
         assert (limit.measured, limit.failed_at, limit.is_exact) == (20, 21, True)
         assert (limit.passes, limit.repeats, limit.probes) == (3, 3, 2)
         assert (limit.limiting_ledger, limit.limiting_phase) == ("device", "decode")
@@ -127,31 +131,31 @@ class TestFindLimits:
 
     def test_a_limit_that_failed_when_repeated_is_none(self):
         records = [make_probe(20), make_oom(21), make_oom(20, role="verify"), make_probe(19)]
-        (limit,) = find_limits([*records, make_probe(19, role="verify")])
+        (limit,) = limits_of([*records, make_probe(19, role="verify")])
         assert (limit.measured, limit.failed_at) == (19, 20)
 
     def test_what_is_not_narrowed_down_is_a_range(self):
-        (limit,) = find_limits([make_oom(40), make_probe(20)])
+        (limit,) = limits_of([make_oom(40), make_probe(20)])
         assert (limit.measured, limit.failed_at, limit.is_exact) == (20, 40, False)
         assert "20 to 39" in render_limits([limit], CapacitySpec())
 
     def test_not_even_one_session_is_a_limit_of_zero(self):
-        (limit,) = find_limits([make_oom(1)])
+        (limit,) = limits_of([make_oom(1)])
         assert (limit.measured, limit.failed_at, limit.is_exact) == (0, 1, True)
 
     def test_a_host_that_ran_out_is_what_stops_the_next_batch(self):
-        (limit,) = find_limits([make_probe(20), make_oom(21, ledger="host", phase=None)])
+        (limit,) = limits_of([make_probe(20), make_oom(21, ledger="host", phase=None)])
         assert limit.limiting_ledger == "host"
         assert limit.limited_by.startswith("host memory")
 
     def test_a_worker_that_the_kernel_killed_ran_out_of_host_memory(self):
         failure = Failure(type="WorkerDied", message="the worker ended with signal 9 (SIGKILL)", stage="memory")
-        (limit,) = find_limits([make_probe(20), make_probe(21, status="failed", failure=failure, trials=())])
+        (limit,) = limits_of([make_probe(20), make_probe(21, status="failed", failure=failure, trials=())])
         assert (limit.measured, limit.failed_at, limit.limiting_ledger) == (20, 21, "host")
 
     def test_a_failure_of_another_kind_is_no_limit(self):
         failure = Failure(type="ValueError", message="upstream changed", stage="memory")
-        (limit,) = find_limits([make_probe(20, status="failed", failure=failure, trials=())])
+        (limit,) = limits_of([make_probe(20, status="failed", failure=failure, trials=())])
         assert limit.measured is None
         assert "upstream changed" in limit.refusal
 
@@ -161,7 +165,7 @@ class TestFindLimits:
             make_probe(40, strategy=STREAMED), make_oom(41, strategy=STREAMED),
             make_timed(40, tpot_s=0.040, strategy=STREAMED), make_timed(20, tpot_s=0.015, strategy=STREAMED),
         ]  # fmt: skip
-        in_gpu, streamed = find_limits(records)
+        in_gpu, streamed = limits_of(records)
         assert (streamed.in_gpu, streamed.gain_over_in_gpu) == (20, 2.0)
         # 40 * 157 tokens in 0.5 + 156 * 0.040 = 6.74 s; 20 * 157 in 0.5 + 156 * 0.010 = 2.06 s
         assert streamed.at_limit.tokens_per_s == pytest.approx(40 * 157 / 6.74)
@@ -175,17 +179,17 @@ class TestFindLimits:
     def test_the_batch_under_objectives_is_the_largest_below_all_that_miss_them(self):
         timed = [(40, 0.040), (20, 0.021), (19, 0.020), (25, 0.019)]
         records = [make_probe(40), make_oom(41), *(make_timed(batch, tpot_s=tpot) for batch, tpot in timed)]
-        (limit,) = find_limits(records, CapacitySpec(tpot_limit_s=0.020))
+        (limit,) = limits_of(records, CapacitySpec(tpot_limit_s=0.020))
         # 25 kept the limit by chance: 20 below it did not.
         assert (limit.under_slo.sessions, limit.slo_failed_at) == (19, 20)
-        (limit,) = find_limits(records, CapacitySpec(ttft_limit_s=0.4))
+        (limit,) = limits_of(records, CapacitySpec(ttft_limit_s=0.4))
         assert limit.under_slo is None
 
     def test_cells_and_traces_are_no_probes(self):
-        assert find_limits([make_record(), make_record(QUANTIZED)]) == ()
+        assert limits_of([make_record(), make_record(QUANTIZED)]) == ()
 
     def test_the_frame_has_a_row_a_limit_in_si_units(self):
-        frame = limits_frame(find_limits([make_probe(20), make_oom(21), make_timed(20, tpot_s=0.010)]))
+        frame = limits_frame(limits_of([make_probe(20), make_oom(21), make_timed(20, tpot_s=0.010)]))
         row = frame.iloc[0]
         assert (row["prompt_tokens"], row["measured"], row["at_limit_tpot_s"]) == (100, 20, pytest.approx(0.010))
 

@@ -78,7 +78,8 @@ def test_every_step_runs_on_the_cpu_and_leaves_a_complete_run_directory(tmp_path
         ("tokens-512", "dynamic"): "oom",
         ("tokens-512", "streamed"): "ok",
     }
-    limits = find_limits(RunDirectory.read(out / "capacity").records())
+    searched = RunDirectory.read(out / "capacity")
+    limits = find_limits(searched.experiment, searched.records())
     assert {limit.label: limit.is_exact for limit in limits} == {"dynamic": True, "streamed": True}
 
 

@@ -140,17 +140,35 @@ class TestApply:
         }
 
     def test_the_calibrated_peak_with_the_reserve_binds(self) -> None:
-        """A row of 100 takes 310 in the prefill: 1,000 + 500 + 310 n <= 4,000 for n = 8 (3,980), not for 9 (4,290)."""
-        found = answer(policy(cap_bytes=4_000), group("long", 12, 100, 11))
-        assert outcome(found) == [(8, 4, 0)]
+        """A row of 50 takes 160 in the prefill: 1,000 + 500 + 160 n <= 4,000 for n = 15 (3,900), not for 16 (4,060).
+
+        The class that covers it was measured for 10 rows, all of them longer.
+        """
+        found = answer(policy(cap_bytes=4_000), group("middle", 20, 50, 9))
+        assert outcome(found) == [(15, 5, 0)]
         assert found.batch is not None
-        assert found.batch.needed_bytes == 3_980
+        assert found.batch.needed_bytes == 3_900
         assert found.one_more is not None
-        assert (found.one_more.stop, found.one_more.needed_bytes) == ("device", 4_290)
+        assert (found.one_more.stop, found.one_more.needed_bytes) == ("device", 4_060)
+
+    def test_nothing_computed_overrules_a_batch_that_ran(self) -> None:
+        """By the plane 9 rows of 100 would need 4,290 of 4,000: 10 of them ran, and 11 did not."""
+        found = answer(policy(cap_bytes=4_000), group("long", 12, 100, 11))
+        assert outcome(found) == [(10, 2, 0)]
+        assert found.one_more is not None
+        assert found.one_more.stop == "measured limit"
+
+    def test_a_plane_that_something_speaks_against_answers_only_when_asked_to(self) -> None:
+        flagged = calibration(fits=(fit("prefill", flags=("bend: a window",)), fit("decode")))
+        stored = policy(calibrated(calibration=flagged))
+        assert outcome(answer(stored, group("middle", 20, 50, 9))) == [(10, 10, 0)]
+        alone = policy(calibrated(calibration=flagged, limits=()))
+        assert outcome(answer(alone, group("middle", 20, 50, 9))) == [(0, 0, 20)]
+        assert outcome(answer(alone, group("middle", 20, 50, 9), extrapolate=True)) == [(20, 0, 0)]
 
     def test_a_peak_that_equals_the_cap_is_admitted(self) -> None:
-        assert outcome(answer(policy(cap_bytes=3_980), group("long", 12, 100, 11))) == [(8, 4, 0)]
-        assert outcome(answer(policy(cap_bytes=3_979), group("long", 12, 100, 11))) == [(7, 5, 0)]
+        assert outcome(answer(policy(cap_bytes=3_900), group("middle", 20, 50, 9))) == [(15, 5, 0)]
+        assert outcome(answer(policy(cap_bytes=3_899), group("middle", 20, 50, 9))) == [(14, 6, 0)]
 
     def test_a_reserve_on_top(self) -> None:
         """20 more than what 8 rows leave."""
@@ -247,14 +265,14 @@ class TestApply:
         assert found.groups[0].reason == "needs hqq"
 
     def test_the_host_ledger_binds(self) -> None:
-        """A row of 20 + 6 holds 25 tokens of 4 bytes on the host: 9 rows in 999 bytes."""
+        """A row of 50 + 9 holds 58 tokens of 4 bytes on the host: 12 rows in 2,784 bytes, 13 in 3,016."""
         stored = policy(
-            calibrated(host_bytes_per_session_token=4.0), budget=BudgetSpec(device_bytes=6_000, host_bytes=999)
+            calibrated(host_bytes_per_session_token=4.0), budget=BudgetSpec(device_bytes=6_000, host_bytes=3_015)
         )
-        found = answer(stored, group("chat", 12, 20, 6))
-        assert outcome(found) == [(9, 3, 0)]
+        found = answer(stored, group("middle", 20, 50, 9))
+        assert outcome(found) == [(12, 8, 0)]
         assert found.one_more is not None
-        assert (found.one_more.stop, found.one_more.host_bytes) == ("host", 1_000)
+        assert (found.one_more.stop, found.one_more.host_bytes) == ("host", 3_016)
 
     def test_a_chunked_class_covers_no_whole_prefill(self) -> None:
         """Its rows prefilled 32 at once; shorter prompts than that are no larger."""
@@ -407,14 +425,16 @@ class TestBuild:
         assert dynamic.host_bytes_per_session_token == 200.0
         assert (dynamic.peak_host_rss_bytes, dynamic.pinned_allocated_bytes) == (7, 8)
 
-    def test_a_share_that_follows_the_budget_is_not_calibrated(self) -> None:
+    def test_a_share_that_follows_the_budget_is_kept_as_it_was_searched(self) -> None:
         auto = StreamedSpec(resident_share="auto")
         limits = [self.limits(), self.limits(strategy=auto, kind="streamed", label=auto.label)]
         made = make_fingerprint(make_machine(), make_facts(), ModelSpec(source="tests/tiny"), "cpu")
-        found = records(strategy=StreamedSpec(name=auto.label, resident_share=0.5))
+        none_resident = StreamedSpec(name=auto.label, resident_share=0.0)
+        found = records(strategy=none_resident)
         experiment = make_experiment(strategies=(DYNAMIC, auto))
         stored = build_policy(experiment, limits, found, made, "2026-01-02T03:04:05Z").strategies[1]
-        assert (len(stored.limits), stored.calibration) == (1, None)
+        assert (len(stored.limits), stored.strategy) == (1, none_resident)
+        assert stored.calibration is not None
 
     def test_it_loads_back_equal(self, tmp_path: Path) -> None:
         made = self.build(self.limits(), self.limits(strategy=HQQ, label=HQQ.label, kind="quantized"))
@@ -702,32 +722,32 @@ class TestApplyCommand:
         return path
 
     def test_the_arithmetic_is_shown(self, tmp_path: Path) -> None:
-        """Nine rows of 100 would need 1,000 + 9 * 310 = 3,790, with the reserve 4,290 of 4,000."""
+        """16 rows of 50 would need 1,000 + 16 * 160 = 3,560, with the reserve 4,060 of 4,000."""
         write_policy(tmp_path / "policy.yaml", policy(cap_bytes=4_000))
         groups = self.write(
-            tmp_path, "population: [{name: long, sessions: 12, prompt_tokens: 100, max_new_tokens: 11}]"
+            tmp_path, "population: [{name: middle, sessions: 20, prompt_tokens: 50, max_new_tokens: 9}]"
         )
         result = invoke("apply", tmp_path / "policy.yaml", groups)
         assert result.exit_code == 0
         lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-        assert "admitted: 8 rows of 100 + 11 tokens" in lines
-        assert "not admitted: 9 rows of 100 + 11 tokens" in lines
-        assert "session tokens: 9 sessions * 100 tokens * 2.00 B = 1.76 KiB" in lines
-        assert "prefill tokens: 900 tokens at once * 1.00 B = 900 B" in lines
-        assert "3.70 KiB + reserve 500 B = 4.19 KiB > cap 3.91 KiB" in lines
+        assert "admitted: 15 rows of 50 + 9 tokens" in lines
+        assert "not admitted: 16 rows of 50 + 9 tokens" in lines
+        assert "session tokens: 16 sessions * 50 tokens * 2.00 B = 1.56 KiB" in lines
+        assert "prefill tokens: 800 tokens at once * 1.00 B = 800 B" in lines
+        assert "3.48 KiB + reserve 500 B = 3.96 KiB > cap 3.91 KiB" in lines
         assert "measured limit at p100-o11: 10 rows" in lines
 
     def test_as_json_with_one_strategy(self, tmp_path: Path) -> None:
         write_policy(tmp_path / "policy.yaml", policy(calibrated(), calibrated(strategy=HQQ), cap_bytes=4_000))
         groups = self.write(
-            tmp_path, "population: [{name: long, sessions: 12, prompt_tokens: 100, max_new_tokens: 11}]"
+            tmp_path, "population: [{name: middle, sessions: 20, prompt_tokens: 50, max_new_tokens: 9}]"
         )
         result = invoke("apply", tmp_path / "policy.yaml", groups, "--strategy", HQQ.label, "--json")
         document = json.loads(result.stdout)
         (found,) = document["strategies"]
         assert found["strategy"] == HQQ.label
-        assert [found["groups"][0][key] for key in ("admitted", "queued", "refused")] == [8, 4, 0]
-        assert sum(term["bytes"] for term in found["batch"]["prediction"]["peaks"][0]["terms"]) == 3_480
+        assert [found["groups"][0][key] for key in ("admitted", "queued", "refused")] == [15, 5, 0]
+        assert sum(term["bytes"] for term in found["batch"]["prediction"]["peaks"][0]["terms"]) == 3_400
 
     @pytest.mark.parametrize(
         ("options", "words"),

@@ -289,9 +289,9 @@ class TestDrills:
         result = cells.measure(StreamedSpec(prefetch_layers=1, host_dtype=host_dtype), "host_refused")
         failure = result.failure
         assert failure is not None
-        assert (result.status, failure.type, failure.ledger) == ("oom", "MemoryError", "host")
+        assert (result.status, failure.type, failure.ledger) == ("oom", "HostCapError", "host")
         assert (failure.stage, failure.phase) == ("memory", "prefill")
-        assert "host cap of 0 bytes" in failure.message
+        assert "and the cap is 0 B" in failure.message
         assert (cells.device.memory.host.live_bytes, cells.device.live_bytes()) == (0, cells.weights_bytes)
         assert cells.measure(StreamedSpec(prefetch_layers=1)).status == "ok", "the next link allocates"
 

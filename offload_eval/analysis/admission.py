@@ -18,7 +18,6 @@ from offload_eval.core.admission import (
     BatchArithmetic,
     GroupAnswer,
     PolicyAnswer,
-    Prediction,
     Stop,
     StrategyAnswer,
 )
@@ -68,7 +67,7 @@ def weigh(policy: AdmissionPolicy, strategy: PolicyStrategy, batch: Batch, optio
     """Holds one batch against a policy: the measured limit, the range measured, the host, and the calibrated peak."""
     calibration = strategy.calibration
     counted = None if calibration is None else _counted(batch, calibration)
-    prediction = None if calibration is None or counted is None else _predict(calibration, counted)
+    prediction = None if calibration is None or counted is None else predict(calibration, counted)
     covering = covering_limit(strategy, batch)
     arithmetic = BatchArithmetic(
         batch=batch,
@@ -198,23 +197,13 @@ def _counted(batch: Batch, calibration: Calibration) -> Batch:
     )
 
 
-def _predict(calibration: Calibration, batch: Batch) -> Prediction:
-    """The prediction says itself where it extrapolates; `_stops` decides whether it may."""
-    return predict(
-        calibration,
-        batch.rows,
-        batch.prompt_tokens,
-        batch.output_tokens,
-        batch.prefill_chunk_tokens,
-        extrapolate=True,
-    )
-
-
 def _host_bytes(policy: AdmissionPolicy, strategy: PolicyStrategy, batch: Batch) -> int | None:
     per_token_bytes = strategy.host_bytes_per_session_token
     if policy.budget.host_bytes is None or per_token_bytes is None:
         return None
-    return math.ceil(per_token_bytes * batch.rows * batch.cached_tokens)
+    # Each pinned buffer is rounded up to a power of two.
+    rounding = 2 if policy.fingerprint.device == "cuda" else 1
+    return rounding * math.ceil(per_token_bytes * batch.rows * batch.cached_tokens)
 
 
 def _covers(limit: PolicyLimit, batch: Batch) -> bool:
@@ -238,24 +227,63 @@ def _length_order(limit: PolicyLimit) -> tuple[int, int, int]:
 
 
 def _stops(weighed: BatchArithmetic, strategy: PolicyStrategy, options: ApplyOptions) -> Iterator[BatchArithmetic]:
-    """The batch with each thing that it is too large for, the first to mend first."""
+    """The batch with each thing that it is too large for, the first to mend first.
 
-    def stopped(stop: Stop, reason: str) -> BatchArithmetic:
-        return msgspec.structs.replace(weighed, stop=stop, reason=reason)
+    A batch within the measured limit of a class that is no shorter has been seen to run: nothing computed overrules
+    that, unless more is to be kept free than the search did. Elsewhere the calibration decides, where it was measured
+    and nothing speaks against it.
+    """
+    is_measured = weighed.covering_sessions is not None and weighed.batch.rows <= weighed.covering_sessions
+    if not is_measured:
+        yield from _unmeasured(weighed, strategy, options)
+    if not is_measured or options.reserve_bytes:
+        yield from _over_cap(weighed)
+    if not is_measured:
+        yield from _over_host(weighed)
 
+
+def _unmeasured(
+    weighed: BatchArithmetic, strategy: PolicyStrategy, options: ApplyOptions
+) -> Iterator[BatchArithmetic]:
+    """Why the calibration may not answer for a batch that no measured limit covers."""
     batch, prediction, limit = weighed.batch, weighed.prediction, weighed.covering_sessions
-    if limit is not None and batch.rows > limit:
-        yield stopped("measured limit", f"{_rows(batch)}; measured at {weighed.covering_class}: {limit:,}")
+    over = "" if limit is None else f"{_rows(batch)}; measured at {weighed.covering_class}: {limit:,}"
+    flags = [] if strategy.calibration is None else [flag for fit in strategy.calibration.fits for flag in fit.flags]
+    if limit is not None and (prediction is None or flags or _is_of_class(strategy, batch)):
+        yield _stopped(weighed, "measured limit", over)
     if limit is None and prediction is None:
-        yield stopped("not measured", f"{_lengths(batch)} {_longer_than_all(strategy)}, and there is no calibration")
-    if prediction is not None and prediction.extrapolates and not options.extrapolate:
-        yield stopped("not measured", f"{'; '.join(prediction.extrapolates)} (--extrapolate allows it)")
+        reason = f"{_lengths(batch)} {_longer_than_all(strategy)}, and there is no calibration"
+        yield _stopped(weighed, "not measured", reason)
+    doubts = [*flags, *(() if prediction is None else prediction.extrapolates)]
+    if doubts and not options.extrapolate:
+        yield _stopped(weighed, "not measured", f"{'; '.join(doubts)} (--extrapolate allows it)")
+
+
+def _is_of_class(strategy: PolicyStrategy, batch: Batch) -> bool:
+    """Whether the batch has exactly the lengths of a measured class: one more than its limit was seen to fail."""
+    return any(
+        (batch.prompt_tokens, batch.output_tokens, batch.prefill_at_once_tokens)
+        == (limit.lengths.prompt_tokens, limit.lengths.output_tokens, _at_once_tokens(limit))
+        for limit in strategy.limits
+    )
+
+
+def _over_cap(weighed: BatchArithmetic) -> Iterator[BatchArithmetic]:
+    prediction = weighed.prediction
     if prediction is not None and (needed := prediction.worst.bytes + weighed.reserve_bytes) > weighed.cap_bytes:
         phase, cap = prediction.worst.phase, format_bytes(weighed.cap_bytes)
-        yield stopped("device", f"{phase} would need {format_bytes(needed)} with the reserve; the cap is {cap}")
+        reason = f"{phase} would need {format_bytes(needed)} with the reserve; the cap is {cap}"
+        yield _stopped(weighed, "device", reason)
+
+
+def _over_host(weighed: BatchArithmetic) -> Iterator[BatchArithmetic]:
     if weighed.host_bytes is not None and weighed.host_bytes > (weighed.host_cap_bytes or 0):
-        needed_text, cap = format_bytes(weighed.host_bytes), format_bytes(weighed.host_cap_bytes)
-        yield stopped("host", f"the cache would take {needed_text} of the host's {cap}")
+        needed, cap = format_bytes(weighed.host_bytes), format_bytes(weighed.host_cap_bytes)
+        yield _stopped(weighed, "host", f"the cache would take {needed} of the host's {cap}")
+
+
+def _stopped(weighed: BatchArithmetic, stop: Stop, reason: str) -> BatchArithmetic:
+    return msgspec.structs.replace(weighed, stop=stop, reason=reason)
 
 
 def _rows(batch: Batch) -> str:

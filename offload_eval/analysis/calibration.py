@@ -8,9 +8,8 @@ from offload_eval.analysis.cells import merged_sample
 from offload_eval.analysis.peak_fit import PeakPoint, fit_phase
 from offload_eval.core.admission import Batch, PeakTerm, PredictedPeak, Prediction
 from offload_eval.core.policy import Calibration, PhaseFit
-from offload_eval.core.records import PHASES, PhaseSample, RunRecord
+from offload_eval.core.records import PHASES, RunRecord
 from offload_eval.core.run_spec import PROBES
-from offload_eval.errors import ExtrapolationError
 from offload_eval.units import MIB
 
 
@@ -32,12 +31,12 @@ def calibrate(points: Sequence[PeakPoint]) -> Calibration | None:
     """Fits both phases, and keeps the range that was measured.
 
     Returns:
-        None where fewer than two different batches were measured in both phases: a single one says nothing of any
-        other, and an unseen phase could be the worse.
+        None where too few different batches were measured in both phases to predict one from the others: a plane
+        through as many points as it has coefficients says nothing of any other, and an unseen phase could be worse.
     """
     points = [point for point in points if None not in (point.prefill_peak_bytes, point.decode_peak_bytes)]
     fits = tuple(fit for phase in PHASES if (fit := fit_phase(points, phase)) is not None)
-    if not fits:
+    if not fits or any(fit.leave_one_out_ratio is None for fit in fits):
         return None
     worst_above_bytes = max(fit.worst_above_bytes for fit in fits)
     return Calibration(
@@ -55,39 +54,15 @@ def calibrate(points: Sequence[PeakPoint]) -> Calibration | None:
     )
 
 
-def predict(
-    calibration: Calibration,
-    sessions: int,
-    prompt_tokens: int,
-    output_tokens: int,
-    prefill_chunk_tokens: int | None = None,
-    *,
-    extrapolate: bool = False,
-) -> Prediction:
-    """Computes the calibrated peak of each phase.
+def predict(calibration: Calibration, batch: Batch) -> Prediction:
+    """Computes the calibrated peak of each phase, and says in words where the batch lies outside of what was measured.
 
     Args:
         calibration: Of one strategy.
-        sessions: Rows of the batch.
-        prompt_tokens: Of each.
-        output_tokens: Of each.
-        prefill_chunk_tokens: Prompt tokens prefilled at once; None: the whole prompt.
-        extrapolate: Allow a batch outside of what was measured; the prediction then says where it is outside.
-
-    Raises:
-        ExtrapolationError: The batch is outside, and that was not allowed.
+        batch: Rows, lengths and how it is prefilled.
     """
-    batch = Batch(
-        rows=sessions,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        prefill_chunk_tokens=prefill_chunk_tokens,
-    )
-    outside = tuple(outside_of_measured(calibration, batch))
-    if outside and not extrapolate:
-        raise ExtrapolationError(f"extrapolates: {'; '.join(outside)}. Ask for extrapolation explicitly to allow it")
     peaks = tuple(_peak(fit, batch) for fit in calibration.fits)
-    return Prediction(batch=batch, peaks=peaks, extrapolates=outside)
+    return Prediction(batch=batch, peaks=peaks, extrapolates=tuple(outside_of_measured(calibration, batch)))
 
 
 def outside_of_measured(calibration: Calibration, batch: Batch) -> Iterator[str]:
@@ -154,16 +129,9 @@ def _point(record: RunRecord, order: int) -> PeakPoint:
         prompt_tokens=workload.prompt_tokens,
         output_tokens=workload.output_tokens,
         prefill_tokens=batch.prefill_tokens,
-        prefill_peak_bytes=_peak_bytes(record, sample.prefill),
-        decode_peak_bytes=_peak_bytes(record, sample.decode),
+        prefill_peak_bytes=sample.prefill.peak_allocated_bytes,
+        decode_peak_bytes=sample.decode.peak_allocated_bytes,
         weights_bytes=resident_bytes(record),
         order=order,
         run_id=record.run_id,
     )
-
-
-def _peak_bytes(record: RunRecord, sample: PhaseSample) -> int | None:
-    """On a GPU what the allocator held, where it was counted: an enforced cap is on that, fragmentation included."""
-    if record.spec.device == "cuda" and sample.peak_reserved_bytes is not None:
-        return sample.peak_reserved_bytes
-    return sample.peak_allocated_bytes

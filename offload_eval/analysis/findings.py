@@ -53,6 +53,8 @@ PROBE_RULES: Final[tuple[Callable[[RunRecord], Finding | None], ...]] = (
     rules_conditions.check_tpot_spread,
     rules_conditions.check_leak,
     rules_conditions.check_swap,
+    rules_conditions.check_cgroup_swap,
+    rules_conditions.check_major_faults,
     rules_conditions.check_alloc_retries,
 )
 """Those of them that speak of a probe too: that a batch runs out of memory is what a probe is for."""

@@ -10,7 +10,7 @@ from offload_eval.core.policy import AdmissionPolicy, ConcernedStrategy, Differe
 from offload_eval.core.shape import ModelFacts
 
 OWN_PACKAGE: Final = "offload-eval"
-LIMIT_PACKAGES: Final = ("accelerate", "hqq", "optimum-quanto", "torch", "transformers")
+LIMIT_PACKAGES: Final = ("accelerate", "flash-attn", "hqq", "optimum-quanto", "torch", "transformers", "triton")
 """Recorded packages whose code a limit depends on. The others read, write or draw what is measured."""
 _BACKEND_OF_PACKAGE: Final = {"versions.hqq": "hqq", "versions.optimum-quanto": "quanto"}
 """Packages that nothing but one quantizer backend uses."""

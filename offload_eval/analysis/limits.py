@@ -7,9 +7,11 @@ import msgspec
 
 from offload_eval.analysis.capacity import analytic_bound
 from offload_eval.analysis.cells import probe_records
+from offload_eval.analysis.limit_difference import explain_difference
 from offload_eval.analysis.memory import explain_memory
 from offload_eval.analysis.probes import (
     SEARCHED,
+    current_probes,
     exhausted,
     largest_passing,
     lengths_of,
@@ -20,11 +22,12 @@ from offload_eval.analysis.probes import (
     traced_peak_bytes,
 )
 from offload_eval.analysis.rules_outcomes import failure_reason
+from offload_eval.bounds.host_ledger import is_held_to_host
 from offload_eval.core.capacity import CapacitySpec
-from offload_eval.core.judgement import PhaseMemory
+from offload_eval.core.experiment import Experiment
+from offload_eval.core.judgement import Bound, PhaseMemory
 from offload_eval.core.limits import CapacityLimit, TimedBatch
 from offload_eval.core.records import Phase, RunRecord
-from offload_eval.units import format_bytes
 
 PARTS: Final = {
     "traced_kv_bytes": "KV",
@@ -35,18 +38,18 @@ PARTS: Final = {
 """What of a traced peak grows with the batch."""
 
 
-def find_limits(records: Sequence[RunRecord], capacity: CapacitySpec | None = None) -> tuple[CapacityLimit, ...]:
+def find_limits(experiment: Experiment, records: Sequence[RunRecord]) -> tuple[CapacityLimit, ...]:
     """Concludes the limit of every strategy at every combination of lengths that was searched.
 
     Args:
-        records: Of probes and their traces, and of anything else.
-        capacity: What the search was asked; None: its defaults.
+        experiment: What the search was asked.
+        records: Of its probes and their traces, and of anything else; see `current_probes`.
 
     Returns:
         By lengths, in the order they were searched, the in-GPU cache first.
     """
-    probes = probe_records(records)
-    asked = capacity or CapacitySpec()
+    probes = current_probes(experiment, records)
+    asked = experiment.capacity or CapacitySpec()
     limits = [_limit(group, asked) for group in strategies_of(probes).values() if any(map(_is_run, group))]
     order = list(dict.fromkeys(limit.lengths for limit in limits))
     ordered = sorted(limits, key=lambda limit: order.index(limit.lengths))
@@ -86,13 +89,11 @@ def _limit(group: Sequence[RunRecord], capacity: CapacitySpec) -> CapacityLimit:
         probes=len({record.spec.workload.batch_size for record in searched}),
         run_ids=tuple(record.run_id for record in runs),
     )
-    traced = _traced_limit(traces, limit.cap_bytes)
-    if traced is not None and bound is not None and bound.host_sessions is not None:
-        traced = min(traced, bound.host_sessions)
-    limit = msgspec.structs.replace(limit, traced=traced)
+    limit = msgspec.structs.replace(limit, traced=_traced_limit(traces, limit.cap_bytes))
     if (refusal := _refusal(searched)) is not None:
         return msgspec.structs.replace(limit, refusal=refusal)
-    return _with_measured(limit, runs, traces, capacity)
+    measured = _with_measured(limit, runs, traces, capacity)
+    return measured if bound is None else _within_host(measured, bound)
 
 
 def _refusal(searched: Sequence[RunRecord]) -> str | None:
@@ -102,15 +103,36 @@ def _refusal(searched: Sequence[RunRecord]) -> str | None:
 
 
 def _traced_limit(traces: Sequence[RunRecord], cap_bytes: int | None) -> int | None:
-    """The largest traced batch that fits, the next larger one having been traced as well."""
-    peaks = {
-        record.spec.workload.batch_size: traced_peak_bytes(record.trace)
+    """The largest traced batch that fits both ledgers, the next larger one having been traced as well."""
+    batches = {
+        _batch(record): traced_peak_bytes(record.trace) <= cap_bytes and _fits_host(record)
         for record in traces
-        if record.trace is not None
+        if record.trace is not None and cap_bytes is not None
     }
-    if not peaks or cap_bytes is None:
-        return None
-    return max((batch for batch, peak in peaks.items() if peak <= cap_bytes), default=0)
+    return max((batch for batch, fits in batches.items() if fits), default=0) if batches else None
+
+
+def _fits_host(record: RunRecord) -> bool:
+    host_bytes, trace = record.spec.budget.host_bytes, record.trace
+    return host_bytes is None or trace is None or trace.kv_host_peak_bytes <= host_bytes
+
+
+def _within_host(limit: CapacityLimit, bound: Bound) -> CapacityLimit:
+    """Upstream's offloading allocates by itself: what ran past the host budget is no limit of that budget."""
+    host = bound.host_sessions
+    if host is None or limit.measured is None or limit.measured <= host or is_held_to_host(limit.strategy):
+        return limit
+    return msgspec.structs.replace(
+        limit,
+        measured=host,
+        failed_at=host + 1,
+        at_limit=None,
+        limiting_ledger="host",
+        limiting_phase=None,
+        limiting_part=None,
+        limited_by="host memory by arithmetic; transformers' offloading is counted, and not held to the budget",
+        difference=f"{limit.measured:,} sessions ran, past the host's budget",
+    )
 
 
 def _with_measured(
@@ -121,17 +143,17 @@ def _with_measured(
     at_limit = [record for record in runs if _batch(record) == measured and record.spec.role in SEARCHED]
     failing = next((record for record in runs if _batch(record) == failed_at and record.status != "ok"), None)
     timed = _timed(runs)
-    return msgspec.structs.replace(
+    found = msgspec.structs.replace(
         limit,
         measured=measured,
         failed_at=failed_at,
         passes=sum(_passes(record) for record in at_limit),
-        repeats=sum(record.spec.measurement.memory_trials for record in at_limit),
+        repeats=capacity.repeats,
         at_limit=timed.get(measured),
-        difference=_difference(limit.traced, measured, runs, traces),
         **({} if failing is None else _limiting(failing, traces)),
-        **_under_objectives(timed, capacity, failed_at),
+        **_under_objectives(runs, capacity, failed_at),
     )
+    return msgspec.structs.replace(found, difference=explain_difference(found, runs, traces))
 
 
 def _batch(record: RunRecord) -> int:
@@ -148,15 +170,20 @@ def _timed(runs: Sequence[RunRecord]) -> dict[int, TimedBatch]:
 
 
 def _under_objectives(
-    timed: dict[int, TimedBatch], capacity: CapacitySpec, failed_at: int | None
+    runs: Sequence[RunRecord], capacity: CapacitySpec, failed_at: int | None
 ) -> dict[str, TimedBatch | int | None]:
-    """The largest timed batch below every one over its limits, and the smallest of those."""
-    if not capacity.has_objectives or not timed:
+    """The largest timed batch below every one over its limits, and the smallest of those; unfinished ones are over."""
+    tried = {_batch(record): timed_batch(record) for record in runs if record.spec.role == "time"}
+    if not capacity.has_objectives or not tried:
         return {}
-    over = [batch for batch, each in timed.items() if capacity.objectives_ratio(each.ttft_s, each.tpot_s) > 1]
+    over = [
+        batch
+        for batch, each in tried.items()
+        if each is None or capacity.objectives_ratio(each.ttft_s, each.tpot_s) > 1
+    ]
     first_over = min(over, default=failed_at)
-    kept = [batch for batch in timed if batch not in over and (first_over is None or batch < first_over)]
-    return {"under_slo": timed[max(kept)] if kept else None, "slo_failed_at": first_over}
+    kept = [batch for batch in tried if batch not in over and (first_over is None or batch < first_over)]
+    return {"under_slo": tried[max(kept)] if kept else None, "slo_failed_at": first_over}
 
 
 def _limiting(failing: RunRecord, traces: Sequence[RunRecord]) -> dict[str, object]:
@@ -190,26 +217,6 @@ def _largest_part(memory: PhaseMemory | None) -> tuple[str | None, float]:
     largest = max(sizes, key=lambda name: sizes[name])
     total = sum(sizes.values())
     return (largest, sizes[largest] / total) if total else (None, 0.0)
-
-
-def _difference(traced: int | None, measured: int, runs: Sequence[RunRecord], traces: Sequence[RunRecord]) -> str:
-    """What of the run's peak the trace does not have, where the two limits are not the same."""
-    if traced is None or traced == measured or measured == 0:
-        return ""
-    pair = [record for record in (*runs, *traces) if _batch(record) == measured and record.spec.role == "fit"]
-    memories = [memory for memory in explain_memory(pair) if memory.unexplained_bytes is not None]
-    if not memories:
-        return f"the trace admits {traced:,}, and its peaks cannot be laid beside the run's"
-    worst = max(memories, key=lambda memory: memory.peak_allocated_bytes or 0)
-    parts = {
-        "workspaces": worst.workspaces_bytes,
-        "unexplained": worst.unexplained_bytes,
-        "allocator": worst.allocator_bytes,
-    }
-    named = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-    return (
-        f"the trace admits {traced:,}; at {measured:,} sessions the {worst.phase}'s peak is beyond it by {named or 0}"
-    )
 
 
 def _beside_in_gpu(limit: CapacityLimit, in_gpu: CapacityLimit | None, probes: Sequence[RunRecord]) -> CapacityLimit:

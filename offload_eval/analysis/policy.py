@@ -1,16 +1,22 @@
 """From a capacity search to an admission policy."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from offload_eval.analysis.calibration import calibrate, peak_points
-from offload_eval.analysis.cells import merged_sample, probe_records
+import msgspec
+
+from offload_eval.analysis.calibration import calibrate, peak_points, predict
+from offload_eval.analysis.cells import merged_sample
 from offload_eval.analysis.fingerprint import differences, make_fingerprint
-from offload_eval.core.experiment import Experiment, StrategySpec, is_auto
+from offload_eval.analysis.peak_fit import PeakPoint
+from offload_eval.analysis.probes import current_probes
+from offload_eval.core.admission import Batch
+from offload_eval.core.experiment import Experiment, StrategySpec, as_searched
 from offload_eval.core.limits import CapacityLimit
-from offload_eval.core.policy import AdmissionPolicy, Fingerprint, PolicyLimit, PolicyStrategy
+from offload_eval.core.policy import AdmissionPolicy, Calibration, Fingerprint, PolicyLimit, PolicyStrategy
 from offload_eval.core.records import RunRecord, TrialSample
-from offload_eval.units import format_bytes
+from offload_eval.units import MIB, format_bytes
 
 Number = TypeVar("Number", int, float)
 
@@ -33,7 +39,8 @@ def build_policy(
         created_at_utc: ISO 8601.
     """
     valid = [record for record in records if record.evidence != "traced" and _is_of(record, fingerprint)]
-    strategies = tuple(_strategy(each, limits, valid) for each in experiment.strategies)
+    cap_bytes = max(each.cap_bytes or 0 for each in limits)
+    strategies = tuple(_strategy(as_searched(each), limits, valid, cap_bytes) for each in experiment.strategies)
     context_tokens = next((record.model.context_tokens for record in valid), None)
     num_left_out = sum(record.evidence != "traced" for record in records) - len(valid)
     return AdmissionPolicy(
@@ -41,7 +48,7 @@ def build_policy(
         created_at_utc=created_at_utc,
         fingerprint=fingerprint,
         budget=experiment.budget,
-        cap_bytes=min([experiment.budget.available_bytes, *(each.cap_bytes for each in limits if each.cap_bytes)]),
+        cap_bytes=cap_bytes,
         context_tokens=context_tokens,
         baseline=experiment.baseline,
         strategies=strategies,
@@ -52,16 +59,17 @@ def build_policy(
 def policy_of(
     experiment: Experiment, limits: Sequence[CapacityLimit], records: Sequence[RunRecord]
 ) -> AdmissionPolicy | None:
-    """The policy of a capacity search, as of its last probe; None where nothing was searched.
+    """The policy of a capacity search, as of its last probe; None where nothing could be searched.
 
     The same records give the same policy, whenever it is asked for.
     """
-    probes = [record for record in probe_records(records) if record.evidence != "traced"]
-    if not limits or not probes:
+    current = current_probes(experiment, records)
+    probes = [record for record in current if record.evidence != "traced"]
+    if not probes or not any(limit.cap_bytes for limit in limits):
         return None
     last = max(probes, key=lambda record: record.started_at_utc)
     fingerprint = make_fingerprint(last.machine, last.model, last.spec.model, last.spec.device)
-    return build_policy(experiment, limits, records, fingerprint, last.started_at_utc)
+    return build_policy(experiment, limits, current, fingerprint, last.started_at_utc)
 
 
 def _is_of(record: RunRecord, fingerprint: Fingerprint) -> bool:
@@ -69,19 +77,42 @@ def _is_of(record: RunRecord, fingerprint: Fingerprint) -> bool:
     return not differences(fingerprint, made)
 
 
-def _strategy(strategy: StrategySpec, limits: Sequence[CapacityLimit], records: Sequence[RunRecord]) -> PolicyStrategy:
+def _strategy(
+    strategy: StrategySpec, limits: Sequence[CapacityLimit], records: Sequence[RunRecord], cap_bytes: int
+) -> PolicyStrategy:
     own = [limit for limit in limits if limit.label == strategy.label]
     samples = [_Sample(record) for record in records if record.spec.strategy.label == strategy.label]
     return PolicyStrategy(
         strategy=strategy,
         limits=tuple(policy_limit for limit in own if (policy_limit := _limit(limit)) is not None),
-        # auto takes what the budget leaves: its peak is the budget, and no function of the batch.
-        calibration=None if is_auto(strategy) else calibrate(peak_points(records, strategy.label)),
+        calibration=_calibration(peak_points(records, strategy.label), own, cap_bytes),
         host_bytes_per_session_token=_most(each.host_bytes_per_session_token for each in samples),
         peak_host_rss_bytes=_most(each.sample.peak_host_rss_bytes for each in samples),
         pinned_allocated_bytes=_most(each.sample.pinned_allocated_bytes for each in samples),
         refusal=_refusal(own),
     )
+
+
+def _calibration(points: Sequence[PeakPoint], limits: Sequence[CapacityLimit], cap_bytes: int) -> Calibration | None:
+    """Its reserve also keeps out every batch that ran out of the device: an allocator strands some of its memory."""
+    calibration = calibrate(points)
+    if calibration is None:
+        return None
+    failed = [limit for limit in limits if limit.limiting_ledger == "device" and limit.failed_at]
+    room_bytes = max((cap_bytes - _failed_peak_bytes(calibration, limit) + 1 for limit in failed), default=0)
+    reserve_bytes = max(calibration.reserve_bytes, math.ceil(room_bytes / MIB) * MIB)
+    return msgspec.structs.replace(calibration, reserve_bytes=reserve_bytes)
+
+
+def _failed_peak_bytes(calibration: Calibration, limit: CapacityLimit) -> int:
+    lengths = limit.lengths
+    batch = Batch(
+        rows=limit.failed_at or 0,
+        prompt_tokens=lengths.prompt_tokens,
+        output_tokens=lengths.output_tokens,
+        prefill_chunk_tokens=lengths.prefill_chunk_tokens,
+    )
+    return predict(calibration, batch).worst.bytes
 
 
 def _limit(limit: CapacityLimit) -> PolicyLimit | None:
@@ -154,13 +185,8 @@ def _assumptions(
 
 def _calibration_assumptions(strategy: PolicyStrategy) -> Iterator[str]:
     if strategy.calibration is None:
-        reason = (
-            "its resident share follows the budget, so its peak follows no batch"
-            if is_auto(strategy.strategy)
-            else "too few batches were measured for a calibration"
-        )
         if strategy.limits:
-            yield f"{strategy.label}: {reason}; the measured limits alone hold."
+            yield f"{strategy.label}: too few batches were measured for a calibration; the measured limits alone hold."
         return
     for fit in strategy.calibration.fits:
         for flag in fit.flags:

@@ -5,12 +5,16 @@ from typing import Final
 
 import msgspec
 
-from offload_eval.analysis.cells import merged_sample
+from offload_eval.analysis.capacity import worst_peak_bytes
+from offload_eval.analysis.cells import probe_records
+from offload_eval.analysis.fingerprint import make_fingerprint
 from offload_eval.analysis.statistics import summarize_throughput, summarize_tpot, summarize_ttft
 from offload_eval.analysis.swap import is_swapped
-from offload_eval.core.experiment import StrategySpec, Workload
-from offload_eval.core.limits import Ledger, Lengths, TimedBatch
-from offload_eval.core.records import PHASES, RunRecord
+from offload_eval.core.experiment import Experiment, Workload, as_searched
+from offload_eval.core.factors import expand_workloads
+from offload_eval.core.limits import Exhausted, Lengths, TimedBatch
+from offload_eval.core.policy import Fingerprint
+from offload_eval.core.records import RunRecord
 from offload_eval.core.trace import Trace
 
 SEARCHED: Final = ("fit", "verify")
@@ -22,25 +26,43 @@ def lengths_of(workload: Workload) -> Lengths:
     return Lengths(**{name: getattr(workload, name) for name in Lengths.__struct_fields__})
 
 
-def strategy_key(strategy: StrategySpec) -> str:
-    """What a strategy is searched and listed under."""
-    return strategy.label
+def current_probes(experiment: Experiment, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Probes and their traces that belong together: of the search that the experiment asks for, and of one machine.
 
-
-def peak_bytes(record: RunRecord) -> int | None:
-    """The higher of both phases' peaks that count against a cap: what the allocator reserved, where there is one.
-
-    Returns:
-        None unless both phases were seen.
+    A directory may hold others, where a run went on with another budget, model, version or machine. Those that were
+    made as the last one was are kept.
     """
-    sample = merged_sample(record)
-    phases = [getattr(sample, phase) for phase in PHASES]
-    reserved = [phase.peak_reserved_bytes for phase in phases]
-    peaks = reserved if None not in reserved else [phase.peak_allocated_bytes for phase in phases]
-    return None if None in peaks else max(peaks)
+    asked = [record for record in probe_records(records) if _is_asked(experiment, record)]
+    last = max((each for each in asked if each.evidence != "traced"), key=_started, default=None)
+    return [] if last is None else [record for record in asked if _made_as(last, record)]
 
 
-def exhausted(record: RunRecord) -> Ledger | None:
+def _is_asked(experiment: Experiment, record: RunRecord) -> bool:
+    spec = record.spec
+    of_search = (
+        spec.model == experiment.model
+        and spec.budget == experiment.budget
+        and spec.cpu == experiment.cpu
+        and spec.measurement.cell_timeout_s == experiment.measurement.cell_timeout_s
+    )
+    searched = {lengths_of(workload) for workload in expand_workloads(experiment)}
+    strategies = [as_searched(strategy) for strategy in experiment.strategies]
+    return of_search and lengths_of(spec.workload) in searched and spec.strategy in strategies
+
+
+def _started(record: RunRecord) -> str:
+    return record.started_at_utc
+
+
+def _made_as(last: RunRecord, record: RunRecord) -> bool:
+    return _fingerprint(record) == _fingerprint(last)
+
+
+def _fingerprint(record: RunRecord) -> Fingerprint:
+    return make_fingerprint(record.machine, record.model, record.spec.model, record.spec.device)
+
+
+def exhausted(record: RunRecord) -> Exhausted | None:
     """What a batch that did not run to its end ran out of; None where it failed for another reason."""
     if record.status == "timeout":
         return "time"
@@ -58,7 +80,7 @@ def outcomes(records: Iterable[RunRecord]) -> dict[int, int | None]:
     for record in records:
         if record.spec.role in SEARCHED and record.evidence != "traced":
             batch = record.spec.workload.batch_size
-            peak = peak_bytes(record) if record.status == "ok" else None
+            peak = worst_peak_bytes(record)
             before = seen.get(batch, peak)
             seen[batch] = None if peak is None or before is None else max(peak, before)
     return seen
@@ -86,7 +108,7 @@ def strategies_of(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[Ru
     """Probes by the label of their lengths and of their strategy, in the order they first ran."""
     groups: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
-        key = (lengths_of(record.spec.workload).label, strategy_key(record.spec.strategy))
+        key = (lengths_of(record.spec.workload).label, record.spec.strategy.label)
         groups.setdefault(key, []).append(record)
     return groups
 

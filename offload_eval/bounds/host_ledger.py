@@ -31,6 +31,11 @@ UPSTREAM_ALLOCATES: Final = (
 _UPSTREAM: Final = (OffloadedSpec, OffloadedStaticSpec)
 
 
+def is_held_to_host(strategy: StrategySpec) -> bool:
+    """Whether an enforced host budget stops the strategy: it does where the link allocates."""
+    return not isinstance(strategy, _UPSTREAM)
+
+
 def limiting_ledger(device_sessions: int, host_sessions: int | None, budget: BudgetSpec) -> Ledger | None:
     """Which ledger admits fewer sessions; the device's where both admit as many.
 

@@ -66,7 +66,7 @@ def _summary(run_dir: Path, experiment: Experiment, records: list[RunRecord], fi
         "files": [str(file) for file in files],
         "cells": [_entry(record) for record in latest_records(cells)],
         "traces": [_entry(record) for record in latest_traces(cells)],
-        "limits": [_limit_entry(limit) for limit in find_limits(records, experiment.capacity)],
+        "limits": [_limit_entry(limit) for limit in find_limits(experiment, records)],
     }
     return msgspec.json.encode(summary).decode()
 

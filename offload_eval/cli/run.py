@@ -90,7 +90,7 @@ def run_command(
             progress_console().out(f"interrupted; finished cells are kept: continue with {command}", highlight=False)
             raise
         records, kept_hardware = directory.records(), directory.hardware
-    policy = policy_of(asked, find_limits(records, asked.capacity), records)
+    policy = policy_of(asked, find_limits(asked, records), records)
     if policy is not None:
         write_policy(path / POLICY_NAME, policy)
     show_report(path, asked, records, kept_hardware, json_output=json_output)

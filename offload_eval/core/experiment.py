@@ -1,4 +1,4 @@
-"""What the user asks for: an experiment, and the cells it expands into."""
+"""What the user asks for: an experiment."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -42,7 +42,7 @@ class ModelSpec(Strict, frozen=True, kw_only=True):
 
 
 class BudgetSpec(Strict, frozen=True, kw_only=True):
-    """The device memory a deployment may use, and what of it the KV cache cannot have."""
+    """The memory a deployment may use on the device and on the host, and what of it the KV cache cannot have."""
 
     device_bytes: PositiveInt
     weights_bytes: PositiveInt | None = None
@@ -52,7 +52,8 @@ class BudgetSpec(Strict, frozen=True, kw_only=True):
     reserve_bytes: NonNegativeInt = 0
     """Headroom kept free on top of everything that is counted."""
     enforce: bool = False
-    """Cap the run's allocations at `device_bytes - runtime_bytes`, so that a cell can run out of memory."""
+    """Cap a cell's allocations at `device_bytes - runtime_bytes`, so that it can run out of memory. Probes of a
+    capacity search are always capped, and keep the reserve free too."""
     host_bytes: PositiveInt | None = None
     """Host memory that the cache may take, in buffers of the link; None: whatever the machine gives. Enforced where
     `enforce` is, and by the capacity search."""
@@ -331,6 +332,13 @@ class Experiment(Strict, frozen=True, kw_only=True):
 def is_auto(strategy: StrategySpec) -> bool:
     """Whether a strategy leaves its resident share to a budget."""
     return isinstance(strategy, StreamedSpec) and strategy.resident_share == "auto"
+
+
+def as_searched(strategy: StrategySpec) -> StrategySpec:
+    """A strategy as a capacity search runs it: `resident_share: auto` admits most sessions with nothing resident."""
+    if not (is_auto(strategy) and isinstance(strategy, StreamedSpec)):
+        return strategy
+    return msgspec.structs.replace(strategy, name=strategy.label, resident_share=0.0)
 
 
 def compile_mode(strategy: StrategySpec) -> CompileMode | None:

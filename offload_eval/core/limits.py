@@ -4,9 +4,10 @@ from typing import Literal
 
 from offload_eval.core.base import Strict
 from offload_eval.core.experiment import Attention, StrategySpec
+from offload_eval.core.judgement import Ledger
 from offload_eval.core.records import Evidence, Phase
 
-Ledger = Literal["device", "host", "time"]
+Exhausted = Literal["device", "host", "time"]
 """What a larger batch runs out of; time: of the cell's timeout."""
 
 
@@ -58,7 +59,7 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     """What the device tier was held to: the budget less runtime and reserve."""
     analytic: int | None = None
     """Sessions by arithmetic, of the smaller ledger; None where it refuses the model."""
-    analytic_ledger: Literal["device", "host"] | None = None
+    analytic_ledger: Ledger | None = None
     """The ledger that decides `analytic`."""
     traced: int | None = None
     """The largest batch whose traced peaks fit; None where it cannot be traced."""
@@ -73,10 +74,10 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     passes: int = 0
     """Runs of the limit that ended well."""
     repeats: int = 0
-    """Runs of the limit that were made."""
+    """Runs of the limit that were asked for."""
     limited_by: str = ""
     """What stops the next batch, in words: ledger, phase and the largest part of the peak that grows with it."""
-    limiting_ledger: Ledger | None = None
+    limiting_ledger: Exhausted | None = None
     limiting_phase: Phase | None = None
     limiting_part: str | None = None
     difference: str = ""

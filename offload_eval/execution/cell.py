@@ -20,6 +20,7 @@ from offload_eval.execution import passes
 from offload_eval.execution.attention import using_attention
 from offload_eval.execution.compilation import compiling_afresh, missing_compiler
 from offload_eval.execution.drills import bring_about, drill_of
+from offload_eval.execution.exhaustion import exhausted_ledger
 from offload_eval.execution.messages import CellResult
 from offload_eval.execution.passes import CellRun
 from offload_eval.execution.reference import ReferenceFiles
@@ -147,6 +148,8 @@ def cap_bytes(spec: RunSpec, model: Any) -> int | None:
 
 def host_cap_bytes(spec: RunSpec) -> int | None:
     """What the link's buffers may take, in a probe and under an enforced budget; None: it states no host memory."""
+    if spec.role in DRILLS:  # these set their own
+        return None
     return spec.budget.host_bytes if spec.budget.enforce or spec.role != "cell" else None
 
 
@@ -252,16 +255,6 @@ def _noise_floor_chunk(spec: RunSpec) -> int | None:
         return 2
     half = ((own_chunk or prompt_tokens) + 1) // 2
     return min(spec.measurement.noise_floor_chunk_tokens, max(1, half - (half % 2 == 0)))
-
-
-def exhausted_ledger(error: BaseException) -> Literal["device", "host"] | None:
-    """Which memory ran out, from what torch and the interpreter raise; None where none did."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return "device"
-    words = str(error)
-    # Pinned memory that cannot be had is a CUDA error, not an OutOfMemoryError.
-    host = isinstance(error, MemoryError) or "can't allocate memory" in words or "CUDA error: out of memory" in words
-    return "host" if host else None
 
 
 def _failure(error: BaseException, progress: _Progress, ledger: Literal["device", "host"] | None) -> Failure:

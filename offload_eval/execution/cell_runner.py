@@ -46,7 +46,10 @@ class SessionObserver(Protocol):
 class CellRunner:
     """One worker at a time: it is started for its strategy's first task, and dropped where it cannot go on."""
 
-    def __init__(self, preflight: Preflight, directory: RunDirectory, observer: SessionObserver) -> None:
+    def __init__(
+        self, preflight: Preflight, directory: RunDirectory, observer: SessionObserver, load_timeout_s: float
+    ) -> None:
+        self._load_timeout_s = load_timeout_s
         self._preflight = preflight
         self._directory = directory
         self._observer = observer
@@ -78,7 +81,7 @@ class CellRunner:
     def ask(self, task: CellTask | ReferenceTask | CheckTask, on_pass: Callable[[PassStarted], None]) -> Any:
         """Asks the strategy's worker; one that cannot go on is dropped."""
         spec = task.spec
-        self._worker = self._worker or Worker(self._setup(spec), spec.measurement.cell_timeout_s)
+        self._worker = self._worker or Worker(self._setup(spec), self._load_timeout_s)
         answer = self._worker.ask(task, on_pass)
         if not isinstance(answer, CellResult | ReferenceDone | CheckDone):
             self.drop_worker()
@@ -94,6 +97,9 @@ class CellRunner:
         """Puts the record of a result on the disk."""
         record = self._record(spec, result, evidence)
         self._directory.append(record)
+        recovery = record.conditions.recovery
+        if recovery is not None and recovery.leaked:
+            self.drop_worker()  # what comes next is not to start higher
         return record
 
     def files(self, spec: RunSpec) -> ReferenceFiles:

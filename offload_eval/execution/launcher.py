@@ -146,7 +146,7 @@ def _ask_once(target: Callable[..., None], arguments: tuple[Any, ...], what: str
 
 
 class Worker:
-    """A worker with its model, started when its first cell comes."""
+    """A worker with its model, started when its first cell comes. No task takes longer than loading may."""
 
     def __init__(self, setup: WorkerSetup, timeout_s: float) -> None:
         self._process = WorkerProcess(worker_main, (setup,), setup.log_path)

@@ -52,7 +52,7 @@ class Probes:
         self._experiment = experiment
         self._preflight = preflight
         self._observer = observer
-        self._runner = CellRunner(preflight, directory, observer)
+        self._runner = CellRunner(preflight, directory, observer, experiment.measurement.cell_timeout_s)
         self._tracer = tracer
         self._records = {record.run_id: record for record in directory.records()}
         self._first_check: tuple[RunSpec, CheckDone] | None = None

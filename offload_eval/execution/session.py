@@ -61,7 +61,7 @@ class Session:
         self._preflight = preflight
         self._directory = directory
         self._observer = observer
-        self._runner = CellRunner(preflight, directory, observer)
+        self._runner = CellRunner(preflight, directory, observer, experiment.measurement.cell_timeout_s)
 
     def run(self, cells: Sequence[RunSpec]) -> None:
         """Traces and runs the cells that are not finished, and appends a record as each one ends.

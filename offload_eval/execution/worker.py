@@ -62,8 +62,9 @@ def worker_main(connection: Connection, setup: WorkerSetup) -> None:
     become_worker(setup.log_path)
     import torch
 
-    from offload_eval.execution.cell import exhausted_ledger, measure_cell, record_reference
+    from offload_eval.execution.cell import measure_cell, record_reference
     from offload_eval.execution.devices import open_device
+    from offload_eval.execution.exhaustion import exhausted_ledger
     from offload_eval.execution.model_loading import load_model
     from offload_eval.execution.recovery_check import check_generation
     from offload_eval.instruments.contention import measure_contention

@@ -135,9 +135,15 @@ class CudaLink:
 
         Raises:
             HostCapError: The pinned buffers, as the allocator rounds them, would pass their cap.
+            MemoryError: The driver cannot pin as much.
         """
         self._pinned.refuse_past_cap(math.prod(shape) * dtype.itemsize)
-        buffer = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+        try:
+            buffer = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+        except RuntimeError as error:  # the driver's error has the words of one on the device
+            if "out of memory" not in str(error):
+                raise
+            raise MemoryError(f"a pinned buffer of {list(shape)} {dtype} was refused: {error}") from error
         self._pinned.enter(buffer)
         return buffer
 

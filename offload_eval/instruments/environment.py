@@ -16,6 +16,7 @@ from offload_eval.instruments.nvml import read_accelerator
 
 RECORDED_PACKAGES: Final = (
     "accelerate",
+    "flash-attn",
     "hqq",
     "msgspec",
     "numpy",
@@ -23,6 +24,7 @@ RECORDED_PACKAGES: Final = (
     "optimum-quanto",
     "torch",
     "transformers",
+    "triton",
 )
 _ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _CHECKOUT: Final = Path(__file__).resolve().parents[2]

@@ -53,7 +53,7 @@ def render_report(
     Returns:
         Markdown in which no name and no error text can break a table or add markup.
     """
-    limits = find_limits(records, experiment.capacity)
+    limits = find_limits(experiment, records)
     of_cells = cell_records(records)
     everything = in_order(experiment, of_cells) or sorted(records, key=lambda record: record.evidence == "traced")
     has_cells = bool(of_cells) or not limits
@@ -115,7 +115,7 @@ def write_report(
     """
     of_cells = cell_records(records)
     ordered, everything = recorded(experiment_cells(experiment, of_cells)), in_order(experiment, of_cells)
-    limits = find_limits(records, experiment.capacity)
+    limits = find_limits(experiment, records)
     tables = directory / "tables"
     texts = {
         directory / "report.md": render_report(experiment, records, hardware),

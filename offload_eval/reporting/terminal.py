@@ -45,7 +45,7 @@ def render_terminal(
     """
     parts: list[RenderableType] = []
     of_cells = cell_records(records)
-    limits = find_limits(records, experiment.capacity)
+    limits = find_limits(experiment, records)
     if of_cells or not limits:
         for workload, sentences in workload_sentences(experiment, of_cells).items():
             parts += [Text(one_line(workload), style="bold"), _bullets(sentences)]
