@@ -11,20 +11,27 @@ from factories import (
     QUANTIZED,
     STREAMED,
     make_experiment,
+    make_machine,
+    make_phase_trace,
     make_record,
     make_spec,
+    make_trace,
+    make_traced,
     make_workload,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from offload_eval.analysis.limits import find_limits
+from offload_eval.analysis.limits import find_limits, has_failed_search
+from offload_eval.analysis.policy import policy_of
 from offload_eval.bounds.limit_search import next_batch
 from offload_eval.core.capacity import CapacitySpec
-from offload_eval.core.experiment import BudgetSpec, MeasurementPlan
+from offload_eval.core.experiment import BudgetSpec, FactorsSpec, MeasurementPlan
+from offload_eval.core.factors import expand_workloads, lengths_alone
 from offload_eval.core.records import Conditions, Failure, PhaseSample, TrialSample
-from offload_eval.reporting.capacity_tables import limits_frame, render_limits
+from offload_eval.core.trace import PhaseTrace, StepTrace
+from offload_eval.reporting.capacity_tables import limits_frame, render_limits, show_under_objectives
 from offload_eval.reporting.report import render_report
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -173,7 +180,7 @@ class TestFindLimits:
         assert streamed.at_in_gpu_limit.tpot_s == pytest.approx(0.015)
         assert streamed.in_gpu_at_limit == in_gpu.at_limit
         text = render_limits([in_gpu, streamed], CapacitySpec())
-        assert "2.00 times the in-GPU cache's" in text
+        assert "2.00x of the in-GPU cache" in text
         assert "0.61 times the in-GPU cache's at its own limit" in text
 
     def test_the_batch_under_objectives_is_the_largest_below_all_that_miss_them(self):
@@ -276,3 +283,143 @@ class TestRealSearch:
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["limits"] == limits
         assert (out / "records.jsonl").read_bytes() == before
+
+
+class TestOneSearch:
+    """A directory may hold the probes of several searches; a limit is of one."""
+
+    def test_probes_under_another_budget_are_left_out(self):
+        old = [make_probe(20), make_oom(21)]
+        budget = BudgetSpec(device_bytes=4_000_000, runtime_bytes=100_000)
+        new = [
+            replace(record, spec=replace(record.spec, budget=budget), conditions=Conditions(cap_bytes=3_900_000))
+            for record in (make_probe(60), make_oom(61))
+        ]
+        (limit,) = limits_of([*old, *new], budget=budget)
+        assert (limit.measured, limit.failed_at, limit.cap_bytes) == (60, 61, 3_900_000)
+        assert "2 records of other searches" in render_report(make_experiment(budget=budget), [*old, *new])
+
+    def test_probes_under_other_versions_are_left_out_with_their_limits(self):
+        earlier = make_machine(versions={"torch": "0.0.1"})
+        old = [replace(each, machine=earlier, started_at_utc="2026-01-01T00:00:00Z") for each in (make_probe(50),)]
+        (limit,) = limits_of([*old, make_probe(20), make_oom(21)])
+        assert limit.measured == 20
+        policy = policy_of(make_experiment(), (limit,), [*old, make_probe(20), make_oom(21)])
+        assert policy.fingerprint.versions["torch"] == "2.13.0"
+        assert [each.sessions for each in policy.strategies[0].limits] == [20]
+
+    def test_the_in_gpu_cache_is_one_on_the_device_whatever_the_baseline(self):
+        records = [
+            replace(record, spec=replace(record.spec, baseline=STREAMED))
+            for strategy, limit in ((DYNAMIC, 20), (STREAMED, 40))
+            for record in (make_probe(limit, strategy=strategy), make_oom(limit + 1, strategy=strategy))
+        ]
+        in_gpu, streamed = limits_of(records, baseline="streamed")
+        assert (in_gpu.label, in_gpu.is_in_gpu, in_gpu.gain_over_in_gpu) == ("dynamic", True, 1.0)
+        assert (streamed.is_in_gpu, streamed.gain_over_in_gpu) == (False, 2.0)
+
+    def test_of_a_range_the_gain_is_the_least(self):
+        records = [make_probe(20), make_oom(21), make_probe(30, strategy=STREAMED), make_oom(50, strategy=STREAMED)]
+        _, streamed = limits_of(records)
+        assert "at least 1.50x of the in-GPU cache" in render_limits([streamed], CapacitySpec())
+        records[1] = make_oom(25)
+        _, streamed = limits_of(records)
+        assert streamed.gain_over_in_gpu is None
+
+    def test_a_limit_that_is_missing_is_said_to_be(self):
+        experiment = make_experiment(strategies=(DYNAMIC, STREAMED))
+        text = render_report(experiment, [make_probe(20), make_oom(21)])
+        assert "The search is not done: 1 limits are missing" in text
+        assert "Settings for" not in text
+
+    def test_a_model_that_does_not_load_in_time_says_nothing_of_a_batch(self):
+        failure = Failure(type="Timeout", message="no result within 1 s", stage="load")
+        records = [make_probe(20, status="timeout", failure=failure, trials=())]
+        (limit,) = limits_of(records)
+        assert limit.measured is None
+        assert has_failed_search(make_experiment(), records)
+
+    def test_weights_that_do_not_fit_are_named(self):
+        conditions = Conditions(cap_bytes=900_000, baseline_bytes=1_000_000)
+        (limit,) = limits_of([make_oom(1, conditions=conditions)])
+        assert limit.limited_by == "the weights alone: 976.56 KiB of 878.91 KiB"
+
+    def test_objectives_may_leave_a_range(self):
+        records = [make_probe(40), make_oom(41), make_timed(40, tpot_s=0.040), make_timed(10, tpot_s=0.010)]
+        (limit,) = limits_of(records, CapacitySpec(tpot_limit_s=0.020))
+        assert show_under_objectives(limit) == "10 to 39"
+        unfinished = make_oom(9, role="time")
+        (limit,) = limits_of([*records, unfinished], CapacitySpec(tpot_limit_s=0.020))
+        assert show_under_objectives(limit) == "fewer than 9"
+
+
+def make_traced_probe(sessions, peak_bytes):
+    """Weights of 1,000,000 bytes and activations; both phases alike."""
+    fields = make_phase_trace(peak_bytes, 0, {"model.layers.*.mlp": peak_bytes - 1_000_000})
+    trace = make_trace(prefill=PhaseTrace(**fields), steps=(StepTrace(step=156, **fields),))
+    return make_traced(spec=make_probe(sessions).spec, trace=trace)
+
+
+CONDITIONS = Conditions(cap_bytes=1_900_000, baseline_bytes=1_000_000, forced_tokens=False)
+
+
+class TestDifference:
+    """The cap is 1,900,000 bytes, the weights 1,000,000; a run has 1,500,000 at its peak."""
+
+    def limit(self, *, run_bytes, traced, next_bytes):
+        probes = [make_probe(20, peak_bytes=run_bytes, conditions=CONDITIONS), make_oom(21)]
+        records = [*probes, make_traced_probe(20, traced), make_traced_probe(21, next_bytes)]
+        (limit,) = limits_of(records)
+        return limit
+
+    def test_a_part_beyond_the_trace_that_is_larger_than_its_room_is_why(self):
+        limit = self.limit(run_bytes=1_890_000, traced=1_840_000, next_bytes=1_870_000)
+        assert (limit.measured, limit.traced) == (20, 21)
+        # 50,000 beyond the trace; 30,000 of the cap are left to the traced next batch.
+        assert limit.difference == (
+            "the trace admits 21; at 20 sessions the run's peak in prefill lies 48.83 KiB above the trace's "
+            "(unexplained 48.83 KiB), and to the trace the next batch leaves 29.30 KiB: that is why it fails"
+        )
+
+    def test_a_part_that_is_smaller_does_not_explain_it(self):
+        limit = self.limit(run_bytes=1_850_000, traced=1_840_000, next_bytes=1_870_000)
+        assert limit.difference.endswith("that does not explain why it fails")
+
+    def test_limits_that_agree_need_no_words(self):
+        limit = self.limit(run_bytes=1_840_000, traced=1_840_000, next_bytes=1_910_000)
+        assert (limit.traced, limit.difference) == (20, "")
+
+
+class TestHostLedger:
+    def test_a_search_that_the_host_stops_tries_the_host_limit_and_one_more(self):
+        seen = {}
+        for _ in range(6):
+            batch = next_batch(seen, 10**9, start=40, most=4096, slope_bytes=1000.0, host_sessions=40)
+            if batch is None:
+                break
+            seen[batch] = 1000 * batch if batch <= 40 else None
+        assert seen == {40: 40_000, 41: None}
+
+    def test_a_guess_far_above_the_limit_comes_down_by_factors(self):
+        """1,000,000 of weights and 1,000 a session; the arithmetic said 665, and 29 fit."""
+        found, probes = 0, {}
+        while (batch := next_batch(probes, 1_029_000, start=665, most=4096, base_bytes=1_000_000)) is not None:
+            probes[batch] = 1_000_000 + 1000 * batch if batch <= 29 else None
+        found = max(batch for batch, peak in probes.items() if peak)
+        assert found == 29
+        assert len(probes) <= 6
+
+
+class TestAskedLengths:
+    def test_batches_names_and_seeds_do_not_make_another_search(self):
+        experiment = make_experiment(
+            workloads=(
+                make_workload(),
+                make_workload(name="again", batch_size=7, seed=3),
+                make_workload(name="long", prompt_tokens=200),
+            ),
+            factors=FactorsSpec(batch_size=(1, 2)),
+        )
+        alone = lengths_alone(experiment)
+        assert [(each.label, each.batch_size) for each in alone.workloads] == [("small", 1), ("long", 1)]
+        assert [each.batch_size for each in expand_workloads(alone)] == [1, 1]

@@ -176,7 +176,7 @@ class TestApply:
 
     def test_a_long_session_lengthens_all_rows(self) -> None:
         """Nine short ones and one long one are ten rows of 100, the limit of the long class: a second one waits."""
-        found = answer(policy(), group("chat", 9, 20, 6), group("long", 2, 100, 11))
+        found = answer(policy(cap_bytes=1_000_000), group("chat", 9, 20, 6), group("long", 2, 100, 11))
         assert outcome(found) == [(9, 0, 0), (1, 1, 0)]
         assert found.batch is not None
         assert (found.batch.batch.rows, found.batch.batch.prompt_tokens, found.batch.batch.output_tokens) == (
@@ -185,11 +185,30 @@ class TestApply:
             11,
         )
 
+    def test_rows_with_shorter_prompts_need_a_mask_that_was_not_measured(self) -> None:
+        """Ten rows of 100 + 11: 1,000 + 500 + 10 * 310 = 4,600, and of a mask 100 * 110 positions a row.
+
+        Each in two masks, as a bool and as 2 bytes: 10 * 11,000 * 2 * 3 = 660,000.
+        """
+        groups = group("chat", 9, 20, 6), group("long", 1, 100, 11)
+        found = answer(policy(cap_bytes=664_600), *groups)
+        assert outcome(found) == [(9, 0, 0), (1, 0, 0)]
+        assert found.batch is not None
+        assert (found.batch.mask_bytes, found.batch.needed_bytes) == (660_000, 664_600)
+        found = answer(policy(cap_bytes=664_599), *groups)
+        assert outcome(found) == [(9, 0, 0), (0, 1, 0)]
+        assert found.one_more is not None
+        assert "the mask of shorter prompts" in found.one_more.reason
+
+    def test_without_a_calibration_nothing_says_what_a_mask_leaves_room_for(self) -> None:
+        stored = policy(calibrated(calibration=None))
+        assert outcome(answer(stored, group("chat", 2, 20, 6), group("long", 1, 100, 11))) == [(2, 0, 0), (0, 1, 0)]
+
     def test_the_longest_prompt_and_the_longest_generation_meet(self) -> None:
         """20 + 11 is no class of the short ones: the long one covers it."""
         groups = [group("a", 1, 20, 2), group("b", 1, 5, 11)]
         for ordered in (groups, groups[::-1]):
-            found = answer(policy(), *ordered)
+            found = answer(policy(cap_bytes=1_000_000), *ordered)
             assert found.batch is not None
             assert (found.batch.batch.prompt_tokens, found.batch.batch.output_tokens) == (20, 11)
             assert found.batch.covering_class == "p100-o11"
@@ -654,7 +673,7 @@ class TestCheckCommand:
         assert concerned["label"] == "quantized-quanto-int4"
         assert concerned["run_ids"] == ["r20", "r100", "c1", "c2"]
         (command,) = document["commands"]
-        assert command.startswith("offload-eval capacity does-it-pay.yaml --out runs/does-it-pay-again --set ")
+        assert command.startswith("offload-eval capacity EXPERIMENT.yaml --out runs/does-it-pay-again --set ")
         assert '"backend": "quanto"' in command
         assert '"kind": "dynamic"' in command  # whose tokens it is given
         assert "hqq" not in command

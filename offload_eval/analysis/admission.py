@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -21,10 +22,13 @@ from offload_eval.core.admission import (
     Stop,
     StrategyAnswer,
 )
-from offload_eval.core.experiment import StreamedSpec
+from offload_eval.core.experiment import BITS_PER_VALUE, StreamedSpec
 from offload_eval.core.plan import SessionGroup
 from offload_eval.core.policy import AdmissionPolicy, Calibration, PolicyLimit, PolicyStrategy
 from offload_eval.units import format_bytes
+
+_MASKS: Final = 2
+"""Of full attention, and of windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,7 @@ def weigh(policy: AdmissionPolicy, strategy: PolicyStrategy, batch: Batch, optio
         batch=batch,
         prediction=prediction,
         reserve_bytes=options.reserve_bytes + (0 if calibration is None else calibration.reserve_bytes),
+        mask_bytes=_mask_bytes(policy, counted or batch),
         cap_bytes=policy.cap_bytes,
         host_bytes=_host_bytes(policy, strategy, counted or batch),
         host_cap_bytes=policy.budget.host_bytes,
@@ -83,12 +88,12 @@ def weigh(policy: AdmissionPolicy, strategy: PolicyStrategy, batch: Batch, optio
 
 
 def covering_limit(strategy: PolicyStrategy, batch: Batch) -> PolicyLimit | None:
-    """The smallest measured length class that is as long as the batch: its limit held for rows no shorter than these.
+    """The measured length class of most sessions among those that are as long as the batch: its rows ran, no shorter.
 
-    Of classes that prefill as the batch does, with the model's own attention; None where there is none.
+    Of classes that prefill at least as much at once, with the model's own attention; None where there is none.
     """
     covering = [limit for limit in strategy.limits if _covers(limit, batch)]
-    return min(covering, key=_length_order, default=None)
+    return max(covering, key=lambda limit: limit.sessions, default=None)
 
 
 class _Admission:
@@ -159,6 +164,7 @@ class _Admission:
             rows=self._batch.rows + added.rows,
             prompt_tokens=max(self._batch.prompt_tokens, added.prompt_tokens),
             output_tokens=max(self._batch.output_tokens, added.output_tokens),
+            is_padded=self._batch.is_padded or self._batch.prompt_tokens != added.prompt_tokens,
         )
 
     def _weigh(self, batch: Batch) -> BatchArithmetic:
@@ -206,6 +212,14 @@ def _host_bytes(policy: AdmissionPolicy, strategy: PolicyStrategy, batch: Batch)
     return rounding * math.ceil(per_token_bytes * batch.rows * batch.cached_tokens)
 
 
+def _mask_bytes(policy: AdmissionPolicy, batch: Batch) -> int:
+    """At most: one mask for full attention and one for windows, each as bool and once more in the model's dtype."""
+    if not batch.is_padded:
+        return 0
+    bytes_per_position = 1 + BITS_PER_VALUE[policy.fingerprint.model.dtype] // 8
+    return _MASKS * bytes_per_position * batch.prefill_tokens * batch.cached_tokens
+
+
 def _covers(limit: PolicyLimit, batch: Batch) -> bool:
     lengths = limit.lengths
     return (
@@ -221,11 +235,6 @@ def _at_once_tokens(limit: PolicyLimit) -> int:
     return min(limit.lengths.prefill_chunk_tokens or limit.lengths.prompt_tokens, limit.lengths.prompt_tokens)
 
 
-def _length_order(limit: PolicyLimit) -> tuple[int, int, int]:
-    lengths = limit.lengths
-    return (lengths.prompt_tokens + lengths.output_tokens, _at_once_tokens(limit), lengths.prompt_tokens)
-
-
 def _stops(weighed: BatchArithmetic, strategy: PolicyStrategy, options: ApplyOptions) -> Iterator[BatchArithmetic]:
     """The batch with each thing that it is too large for, the first to mend first.
 
@@ -233,7 +242,8 @@ def _stops(weighed: BatchArithmetic, strategy: PolicyStrategy, options: ApplyOpt
     that, unless more is to be kept free than the search did. Elsewhere the calibration decides, where it was measured
     and nothing speaks against it.
     """
-    is_measured = weighed.covering_sessions is not None and weighed.batch.rows <= weighed.covering_sessions
+    rows, limit = weighed.batch.rows, weighed.covering_sessions
+    is_measured = limit is not None and rows <= limit and not weighed.batch.is_padded
     if not is_measured:
         yield from _unmeasured(weighed, strategy, options)
     if not is_measured or options.reserve_bytes:
@@ -247,9 +257,11 @@ def _unmeasured(
 ) -> Iterator[BatchArithmetic]:
     """Why the calibration may not answer for a batch that no measured limit covers."""
     batch, prediction, limit = weighed.batch, weighed.prediction, weighed.covering_sessions
+    if limit is not None and batch.rows <= limit and prediction is None:
+        yield _stopped(weighed, "not measured", "prompts of several lengths need a mask, and there is no calibration")
     over = "" if limit is None else f"{_rows(batch)}; measured at {weighed.covering_class}: {limit:,}"
     flags = [] if strategy.calibration is None else [flag for fit in strategy.calibration.fits for flag in fit.flags]
-    if limit is not None and (prediction is None or flags or _is_of_class(strategy, batch)):
+    if limit is not None and batch.rows > limit and (prediction is None or flags or _is_of_class(strategy, batch)):
         yield _stopped(weighed, "measured limit", over)
     if limit is None and prediction is None:
         reason = f"{_lengths(batch)} {_longer_than_all(strategy)}, and there is no calibration"
@@ -270,9 +282,10 @@ def _is_of_class(strategy: PolicyStrategy, batch: Batch) -> bool:
 
 def _over_cap(weighed: BatchArithmetic) -> Iterator[BatchArithmetic]:
     prediction = weighed.prediction
-    if prediction is not None and (needed := prediction.worst.bytes + weighed.reserve_bytes) > weighed.cap_bytes:
+    if prediction is not None and (needed := weighed.needed_bytes or 0) > weighed.cap_bytes:
         phase, cap = prediction.worst.phase, format_bytes(weighed.cap_bytes)
-        reason = f"{phase} would need {format_bytes(needed)} with the reserve; the cap is {cap}"
+        mask = " and the mask of shorter prompts" if weighed.mask_bytes else ""
+        reason = f"{phase} would need {format_bytes(needed)} with the reserve{mask}; the cap is {cap}"
         yield _stopped(weighed, "device", reason)
 
 

@@ -69,7 +69,7 @@ def choose(policy: AdmissionPolicy, label: str | None) -> Choice:
         strategy=strategy,
         limit=limit,
         reason="It was named." if label is not None else _reason(policy, strategy, limit),
-        running=None if baseline is None else longest(baseline),
+        running=None if baseline is None or keeps_kv_on_host(baseline.strategy) else longest(baseline),
         running_label=running_label,
         running_reason=running_reason,
     )
@@ -84,8 +84,10 @@ def longest(strategy: PolicyStrategy) -> PolicyLimit | None:
     return max(admitted, key=_rank, default=None)
 
 
-def _rank(limit: PolicyLimit) -> tuple[int, int, int]:
-    return (_RUNGS.index(limit.evidence), total_tokens(limit.lengths), limit.sessions)
+def _rank(limit: PolicyLimit) -> tuple[int, int, bool, int]:
+    """A whole prefill before one in chunks, which holds for those chunks alone."""
+    whole = limit.lengths.prefill_chunk_tokens is None
+    return (_RUNGS.index(limit.evidence), total_tokens(limit.lengths), whole, limit.sessions)
 
 
 def total_tokens(lengths: Lengths) -> int:
@@ -125,9 +127,9 @@ def _default(policy: AdmissionPolicy) -> PolicyStrategy:
     if not candidates:
         raise InputError(f"policy {policy.name}: has no strategy")
 
-    def rank(strategy: PolicyStrategy) -> tuple[int, int, int, bool]:
+    def rank(strategy: PolicyStrategy) -> tuple[int, int, bool, int, bool]:
         limit = longest(strategy)
-        return (*((-1, 0, 0) if limit is None else _rank(limit)), strategy.strategy.label == policy.baseline)
+        return (*((-1, 0, False, 0) if limit is None else _rank(limit)), strategy.strategy.label == policy.baseline)
 
     return max(candidates, key=rank)
 

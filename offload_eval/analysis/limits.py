@@ -6,7 +6,6 @@ from typing import Final
 import msgspec
 
 from offload_eval.analysis.capacity import analytic_bound
-from offload_eval.analysis.cells import probe_records
 from offload_eval.analysis.limit_difference import explain_difference
 from offload_eval.analysis.memory import explain_memory
 from offload_eval.analysis.probes import (
@@ -24,10 +23,12 @@ from offload_eval.analysis.probes import (
 from offload_eval.analysis.rules_outcomes import failure_reason
 from offload_eval.bounds.host_ledger import is_held_to_host
 from offload_eval.core.capacity import CapacitySpec
-from offload_eval.core.experiment import Experiment
+from offload_eval.core.experiment import Experiment, StrategySpec
+from offload_eval.core.factors import expand_workloads
 from offload_eval.core.judgement import Bound, PhaseMemory
 from offload_eval.core.limits import CapacityLimit, TimedBatch
 from offload_eval.core.records import Phase, RunRecord
+from offload_eval.units import format_bytes
 
 PARTS: Final = {
     "traced_kv_bytes": "KV",
@@ -50,27 +51,37 @@ def find_limits(experiment: Experiment, records: Sequence[RunRecord]) -> tuple[C
     """
     probes = current_probes(experiment, records)
     asked = experiment.capacity or CapacitySpec()
-    limits = [_limit(group, asked) for group in strategies_of(probes).values() if any(map(_is_run, group))]
+    in_gpu_strategy = experiment.in_gpu_strategy
+    limits = [
+        _limit(group, asked, in_gpu_strategy) for group in strategies_of(probes).values() if any(map(_is_run, group))
+    ]
     order = list(dict.fromkeys(limit.lengths for limit in limits))
     ordered = sorted(limits, key=lambda limit: order.index(limit.lengths))
-    in_gpu = {limit.lengths: limit for limit in limits if limit.is_baseline}
+    in_gpu = {limit.lengths: limit for limit in limits if limit.is_in_gpu}
     return tuple(_beside_in_gpu(limit, in_gpu.get(limit.lengths), probes) for limit in ordered)
 
 
-def has_failed_search(records: Sequence[RunRecord]) -> bool:
+def has_failed_search(experiment: Experiment, records: Sequence[RunRecord]) -> bool:
     """Whether a probe failed for a reason that says nothing of its batch's size; what cannot run at all is none."""
     return any(
         record.status in ("failed", "timeout") and exhausted(record) is None
-        for record in probe_records(records)
+        for record in current_probes(experiment, records)
         if _is_run(record)
     )
+
+
+def missing_limits(experiment: Experiment, limits: Sequence[CapacityLimit]) -> int:
+    """How many limits a search has not come to yet."""
+    found = {(limit.lengths, limit.label) for limit in limits}
+    lengths = {lengths_of(workload) for workload in expand_workloads(experiment)}
+    return sum((each, strategy.label) not in found for each in lengths for strategy in experiment.strategies)
 
 
 def _is_run(record: RunRecord) -> bool:
     return record.evidence != "traced"
 
 
-def _limit(group: Sequence[RunRecord], capacity: CapacitySpec) -> CapacityLimit:
+def _limit(group: Sequence[RunRecord], capacity: CapacitySpec, in_gpu_strategy: StrategySpec | None) -> CapacityLimit:
     runs = [record for record in group if _is_run(record)]
     traces = [record for record in group if not _is_run(record)]
     searched = [record for record in runs if record.spec.role in SEARCHED]
@@ -81,15 +92,15 @@ def _limit(group: Sequence[RunRecord], capacity: CapacitySpec) -> CapacityLimit:
         strategy=first.spec.strategy,
         kind=first.spec.strategy.kind,
         label=first.spec.strategy.label,
-        is_baseline=first.spec.is_baseline,
+        is_in_gpu=first.spec.strategy == in_gpu_strategy,
         evidence=first.evidence,
-        cap_bytes=next((record.conditions.cap_bytes for record in runs if record.conditions.cap_bytes), None),
+        cap_bytes=next((cap for record in runs if (cap := record.conditions.cap_bytes) is not None), None),
         analytic=None if bound is None else bound.sessions,
         analytic_ledger=None if bound is None else bound.limiting_ledger,
-        probes=len({record.spec.workload.batch_size for record in searched}),
+        probes=len({_batch(record) for record in searched if record.status != "unsupported"}),
         run_ids=tuple(record.run_id for record in runs),
     )
-    limit = msgspec.structs.replace(limit, traced=_traced_limit(traces, limit.cap_bytes))
+    limit = msgspec.structs.replace(limit, traced=_traced_limit(traces, limit.cap_bytes, capacity.most_sessions))
     if (refusal := _refusal(searched)) is not None:
         return msgspec.structs.replace(limit, refusal=refusal)
     measured = _with_measured(limit, runs, traces, capacity)
@@ -102,12 +113,15 @@ def _refusal(searched: Sequence[RunRecord]) -> str | None:
     return failure_reason(ended[0]) if ended else None
 
 
-def _traced_limit(traces: Sequence[RunRecord], cap_bytes: int | None) -> int | None:
-    """The largest traced batch that fits both ledgers, the next larger one having been traced as well."""
+def _traced_limit(traces: Sequence[RunRecord], cap_bytes: int | None, most_sessions: int) -> int | None:
+    """The largest traced batch that fits both ledgers, up to the largest that was asked for.
+
+    The search traces the next larger one as well, unless that is more than it may try.
+    """
     batches = {
         _batch(record): traced_peak_bytes(record.trace) <= cap_bytes and _fits_host(record)
         for record in traces
-        if record.trace is not None and cap_bytes is not None
+        if record.trace is not None and cap_bytes is not None and _batch(record) <= most_sessions
     }
     return max((batch for batch, fits in batches.items() if fits), default=0) if batches else None
 
@@ -188,7 +202,11 @@ def _under_objectives(
 
 def _limiting(failing: RunRecord, traces: Sequence[RunRecord]) -> dict[str, object]:
     """What the smallest batch that failed ran out of, and in its trace the largest part that grows with the batch."""
-    ledger = exhausted(failing)
+    ledger, cap_bytes = exhausted(failing), failing.conditions.cap_bytes
+    weights_bytes = failing.conditions.baseline_bytes or failing.model.weights_bytes
+    if ledger == "device" and cap_bytes is not None and weights_bytes >= cap_bytes:
+        words = f"the weights alone: {format_bytes(weights_bytes)} of {format_bytes(cap_bytes)}"
+        return {"limiting_ledger": ledger, "limiting_part": "weights", "limited_by": words}
     phase = None if failing.failure is None else failing.failure.phase
     traced = min(traces, key=lambda record: abs(_batch(record) - _batch(failing)), default=None)
     memory = None if traced is None or ledger != "device" else _phase_memory([traced], phase)
@@ -220,7 +238,7 @@ def _largest_part(memory: PhaseMemory | None) -> tuple[str | None, float]:
 
 
 def _beside_in_gpu(limit: CapacityLimit, in_gpu: CapacityLimit | None, probes: Sequence[RunRecord]) -> CapacityLimit:
-    if in_gpu is None or in_gpu.measured is None:
+    if in_gpu is None or in_gpu.measured is None or not in_gpu.is_exact:
         return limit
     own = _timed([record for record in probes if record.run_id in limit.run_ids])
     return msgspec.structs.replace(

@@ -20,6 +20,8 @@ from offload_eval.units import format_bytes
 COEFFICIENTS: Final = ("bytes_per_session_token", "runtime_bytes", "bytes_per_session", "bytes_per_prefill_token")
 """In the order in which they are kept where the data cannot tell them apart. Without chunks a prefill's last column
 equals the first: the first stands for both, and so charges a chunked prefill its whole prompt, never too little."""
+LEAST_LENGTHS: Final = 3
+"""A term per session takes in whatever two lengths do."""
 BEND_RATIO: Final = 0.05
 """Of a peak beyond the weights: a residual past it is no rounding of an allocator, and the peak no plane."""
 LEAVE_ONE_OUT_RATIO: Final = 0.10
@@ -202,6 +204,12 @@ def _flags(data: PhaseData, residuals: Array, leave_one_out_ratio: float | None)
         yield (
             f"too few points: {batches} different batches for {data.rank} coefficients; at least {data.rank + 1} let "
             "one be left out and predicted"
+        )
+    lengths = sorted({prompt_tokens for _, prompt_tokens, _, _ in data.shapes})
+    if len(lengths) < LEAST_LENGTHS:
+        yield (
+            f"few lengths: prompts of {', '.join(f'{each:,}' for each in lengths)} tokens alone, and a bend between "
+            f"them cannot be seen; measure at least {LEAST_LENGTHS}"
         )
     leak = _leak(data, residuals)
     if leak is not None:

@@ -50,7 +50,7 @@ def build_policy(
         budget=experiment.budget,
         cap_bytes=cap_bytes,
         context_tokens=context_tokens,
-        baseline=experiment.baseline,
+        baseline=(experiment.in_gpu_strategy or experiment.baseline_strategy).label,
         strategies=strategies,
         assumptions=tuple(_assumptions(experiment, limits, strategies, num_left_out)),
     )
@@ -159,8 +159,9 @@ def _assumptions(
 ) -> Iterator[str]:
     budget = experiment.budget
     yield (
-        "All sessions are rows of one left-padded batch: each takes as much as one with the longest prompt and the "
-        "longest generation among them. All start together, and prefill at once or in chunks of one length."
+        "All sessions are rows of one batch, and their prompts have one length: padding builds an attention mask of "
+        "rows * prompt * cached tokens, which no limit here has in it. Each row takes as much as the longest "
+        "generation among them; all start together, and prefill at once or in chunks of one length."
     )
     yield (
         f"The cap is {format_bytes(budget.device_bytes)} of device memory less {format_bytes(budget.runtime_bytes)} "

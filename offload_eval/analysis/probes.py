@@ -17,6 +17,7 @@ from offload_eval.core.policy import Fingerprint
 from offload_eval.core.records import RunRecord
 from offload_eval.core.trace import Trace
 
+_BEFORE_THE_BATCH: Final = ("support", "load")
 SEARCHED: Final = ("fit", "verify")
 """Roles that say whether a batch runs to its end."""
 
@@ -64,14 +65,19 @@ def _fingerprint(record: RunRecord) -> Fingerprint:
 
 def exhausted(record: RunRecord) -> Exhausted | None:
     """What a batch that did not run to its end ran out of; None where it failed for another reason."""
-    if record.status == "timeout":
-        return "time"
     failure = record.failure
+    if record.status == "timeout":
+        # A model that does not load in time says nothing of a batch.
+        return None if failure is None or failure.stage in _BEFORE_THE_BATCH else "time"
     if record.status == "oom":
         return (failure.ledger if failure is not None else None) or "device"
-    # The kernel takes the whole process where the host's memory ends.
-    killed = failure is not None and failure.type == "WorkerDied" and "signal 9" in failure.message
-    return "host" if record.status == "failed" and killed else None
+    return "host" if was_killed(record) else None
+
+
+def was_killed(record: RunRecord) -> bool:
+    """Whether the worker was killed: as the kernel does where the host's memory ends, and as anybody may."""
+    failure = record.failure
+    return failure is not None and failure.type == "WorkerDied" and "signal 9" in failure.message
 
 
 def outcomes(records: Iterable[RunRecord]) -> dict[int, int | None]:

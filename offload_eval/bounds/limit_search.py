@@ -5,7 +5,7 @@ from typing import Final
 
 MOST_SESSIONS: Final = 4096
 _FIRST_STEP_SHARE: Final = 64
-"""Where the first batch fails, the next one is this part of it smaller, and then four times as far away each time."""
+"""Where a believed first batch fails, the next one is this part of it smaller."""
 
 
 def next_batch(
@@ -15,6 +15,7 @@ def next_batch(
     start: int,
     most: int,
     slope_bytes: float | None = None,
+    base_bytes: int = 0,
     host_sessions: int | None = None,
 ) -> int | None:
     """Which batch to run next, to learn most about the largest one that ends well.
@@ -26,7 +27,9 @@ def next_batch(
         available_bytes: What the peak may reach.
         start: Where to begin: the best guess there is.
         most: The largest batch that is asked for.
-        slope_bytes: Bytes that one more session is believed to take; None: by what has been seen.
+        slope_bytes: Bytes that one more session is believed to take; None: by what has been seen, and then `start` is
+            no more than a guess.
+        base_bytes: What is held without any session.
         host_sessions: Where another ledger, which these peaks know nothing of, is believed to end.
 
     Returns:
@@ -40,14 +43,13 @@ def next_batch(
         return min(max(start, 1), most)
     failures = sum(peak is None for peak in seen.values())
     if low == 0:
-        step = max(1, start // _FIRST_STEP_SHARE) << 2 * (failures - 1)
-        return max(1, min(high - 1, start - step))
+        return max(1, min(high - 1, _lower(start, failures, is_guess=slope_bytes is None)))
     fitting = sorted(batch for batch, peak in seen.items() if peak is not None)
-    met = _met(seen, fitting, available_bytes, slope_bytes)
+    met = _met(seen, fitting, available_bytes, slope_bytes, base_bytes)
     if met is None:
         return min(2 * low, most) if failures == 0 else (low + high) // 2
     met = met if host_sessions is None else min(met, host_sessions)
-    surprises = _surprises(seen, fitting, available_bytes, slope_bytes)
+    surprises = _surprises(seen, fitting, available_bytes, slope_bytes, base_bytes)
     if failures == 0:
         return min(max(met, low + (1 << surprises)), most)
     if surprises + (failures if met >= high else 0) > 1:  # the line has been wrong twice
@@ -55,23 +57,41 @@ def next_batch(
     return min(max(met, low + 1), high - 1)
 
 
+def _lower(start: int, failures: int, *, is_guess: bool) -> int:
+    """Where to go down to after failures: near by where the start is believed, and soon by factors of four."""
+    if is_guess or failures > 2:
+        return start >> 2 * (failures if is_guess else failures - 2)
+    return start - max(1, start // _FIRST_STEP_SHARE) * (1 if failures == 1 else 4)
+
+
 def _surprises(
-    seen: Mapping[int, int | None], fitting: Sequence[int], available_bytes: int, slope_bytes: float | None
+    seen: Mapping[int, int | None],
+    fitting: Sequence[int],
+    available_bytes: int,
+    slope_bytes: float | None,
+    base_bytes: int,
 ) -> int:
     """How many batches fit although the line through the one before them said that they would not."""
-    mets = [_met(seen, fitting[: place + 1], available_bytes, slope_bytes) for place in range(len(fitting) - 1)]
+    mets = [
+        _met(seen, fitting[: place + 1], available_bytes, slope_bytes, base_bytes) for place in range(len(fitting) - 1)
+    ]
     return sum(met is not None and met < batch for met, batch in zip(mets, fitting[1:], strict=True))
 
 
 def _met(
-    seen: Mapping[int, int | None], fitting: Sequence[int], available_bytes: int, slope_bytes: float | None
+    seen: Mapping[int, int | None],
+    fitting: Sequence[int],
+    available_bytes: int,
+    slope_bytes: float | None,
+    base_bytes: int,
 ) -> int | None:
     """Where the line through the largest of some batches that fit meets what is available."""
     low = fitting[-1]
     peak_bytes = seen[low] or 0
-    if slope_bytes is None and len(fitting) > 1:
-        slope_bytes = (peak_bytes - (seen[fitting[-2]] or 0)) / (low - fitting[-2])
-    if slope_bytes is None or slope_bytes <= 0:
+    if slope_bytes is None:
+        below = fitting[-2] if len(fitting) > 1 else 0
+        slope_bytes = (peak_bytes - ((seen[below] or 0) if below else base_bytes)) / (low - below)
+    if slope_bytes <= 0:
         return None
     return low + int((available_bytes - peak_bytes) // slope_bytes)
 

@@ -40,8 +40,8 @@ AllowMismatchOption = Annotated[
 
 app = typer.Typer(
     help="Measures what offloading or quantizing the KV cache buys, beside the analytic bound.",
-    epilog="Exit codes: 0 done; 1 a cell failed or timed out; 2 bad input; 3 this environment cannot do it; "
-    "130 interrupted.",
+    epilog="Exit codes: 0 done; 1 a cell failed or timed out, or a policy no longer holds; 2 bad input; 3 this "
+    "environment cannot do it; 130 interrupted.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -25,7 +25,7 @@ def end(body: Callable[[], int]) -> NoReturn:
     except OSError as error:
         from offload_eval.cli.console import print_error
 
-        print_error(f"{error.filename or 'standard output'}: {error.strerror}")
+        print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
         code = ExitCode.ENVIRONMENT
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED

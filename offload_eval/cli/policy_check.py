@@ -18,6 +18,7 @@ from offload_eval.reporting.policy_text import render_check
 from offload_eval.store.experiment_paths import is_local_source
 from offload_eval.store.locations import existing_path, show_location
 from offload_eval.store.policy_file import load_policy
+from offload_eval.store.run_directory import EXPERIMENT_NAME
 
 _TIMEOUT_S: Final = 600.0
 
@@ -40,7 +41,7 @@ def policy_check_command(*, policy: Path, model: str | None, device: str | None,
         raise InputError(f"{policy}: {error}; --model says where the model is here") from error
     now = make_fingerprint(found.machine, found.model, spec, found.device)
     checked = check_fingerprint(stored, now)
-    commands = rerun_commands(stored, checked)
+    commands = rerun_commands(stored, checked, policy, model, device)
     holds = not any(each.concerns for each in checked)
     if json_output:
         print_json(msgspec.json.encode(_document(stored, checked, commands, holds=holds)).decode())
@@ -51,7 +52,9 @@ def policy_check_command(*, policy: Path, model: str | None, device: str | None,
     return ExitCode.DONE if holds else ExitCode.FELL_SHORT
 
 
-def rerun_commands(policy: AdmissionPolicy, checked: Sequence[Difference]) -> list[str]:
+def rerun_commands(
+    policy: AdmissionPolicy, checked: Sequence[Difference], file: Path, model: str | None, device: str | None
+) -> list[str]:
     """What measures the concerned limits again, in a directory of its own: stored records keep their versions.
 
     Where a change concerns some strategies only, the search is for those and for the baseline, whose tokens they are
@@ -60,7 +63,13 @@ def rerun_commands(policy: AdmissionPolicy, checked: Sequence[Difference]) -> li
     concerned = {each.label for difference in checked for each in difference.concerns}
     if not concerned:
         return []
-    words = ["offload-eval", "capacity", f"{policy.name}.yaml", "--out", f"runs/{policy.name}-again"]
+    beside = file.with_name(EXPERIMENT_NAME)
+    experiment = str(beside) if beside.is_file() else "EXPERIMENT.yaml"
+    words = ["offload-eval", "capacity", experiment, "--out", f"runs/{policy.name}-again"]
+    if model is not None:
+        key = "config" if policy.fingerprint.model.config is not None else "source"
+        words += ["--set", f"model.{key}={json.dumps(model)}"]
+    words += [] if device is None else ["--device", device]
     wanted = [each.strategy for each in policy.strategies if each.label in concerned | {policy.baseline}]
     if len(wanted) < len(policy.strategies):
         words += ["--set", f"strategies=[{', '.join(_flow(strategy) for strategy in wanted)}]"]

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from offload_eval.analysis.cells import cell_records, latest_records, latest_traces
-from offload_eval.analysis.limits import find_limits
+from offload_eval.analysis.limits import find_limits, missing_limits
+from offload_eval.analysis.policy import policy_of
 from offload_eval.cli.console import print_json, result_console
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.hardware import HardwareProfile
@@ -15,7 +16,8 @@ from offload_eval.core.records import RunRecord
 from offload_eval.errors import ExitCode, InputError, UnableError
 from offload_eval.reporting.report import write_report
 from offload_eval.reporting.terminal import render_terminal
-from offload_eval.store.run_directory import RunDirectory
+from offload_eval.store.policy_file import write_policy
+from offload_eval.store.run_directory import POLICY_NAME, RunDirectory
 
 
 def report_command(*, run_dir: Path, json_output: bool) -> int:
@@ -51,12 +53,19 @@ def show_report(
         files = write_report(run_dir, experiment, records, hardware)
     except OSError as error:
         raise UnableError(f"{run_dir}: the report cannot be written: {error.strerror}") from error
+    limits = find_limits(experiment, records)
+    policy = None if missing_limits(experiment, limits) else policy_of(experiment, limits, records)
+    if policy is not None:
+        write_policy(run_dir / POLICY_NAME, policy)
+        files.append(run_dir / POLICY_NAME)
     if json_output:
         print_json(_summary(run_dir, experiment, records, files))
         return
     console = result_console()
     console.print(render_terminal(experiment, records, hardware))
     console.out(f"report: {files[0]}", highlight=False)
+    if policy is not None:
+        console.out(f"policy: {run_dir / POLICY_NAME}", highlight=False)
 
 
 def _summary(run_dir: Path, experiment: Experiment, records: list[RunRecord], files: list[Path]) -> str:

@@ -9,14 +9,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from offload_eval.analysis.limits import find_limits, has_failed_search
-from offload_eval.analysis.policy import policy_of
+from offload_eval.analysis.limits import has_failed_search
 from offload_eval.bounds.strategy_bound import cell_bound
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.progress import open_progress
 from offload_eval.cli.report import show_report
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import BudgetSpec, Experiment, StreamedSpec
+from offload_eval.core.factors import lengths_alone
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Bound
 from offload_eval.core.run_spec import RunSpec, content_hash
@@ -28,8 +28,7 @@ from offload_eval.execution.session import Session, expand_cells
 from offload_eval.store.experiment_file import load_experiment
 from offload_eval.store.hardware_file import load_hardware
 from offload_eval.store.origin import Override
-from offload_eval.store.policy_file import write_policy
-from offload_eval.store.run_directory import POLICY_NAME, RunDirectory
+from offload_eval.store.run_directory import RunDirectory
 from offload_eval.units import format_bytes
 
 _PREFLIGHT_TIMEOUT_S = 600.0
@@ -64,6 +63,7 @@ def run_command(
     asked = load_experiment(experiment, overrides, options)
     if limits_alone and asked.capacity is None:
         asked = msgspec.structs.replace(asked, capacity=CapacitySpec())
+    asked = lengths_alone(asked) if limits_alone else asked
     hardware = _hardware(asked, experiment)
     try:
         checked = preflight(asked, _PREFLIGHT_TIMEOUT_S)
@@ -71,7 +71,7 @@ def run_command(
         raise InputError(f"{experiment}: {error}") from error
     cells = expand_cells(asked, checked)
     if dry_run:
-        _show_cells(cells, checked, json_output=json_output)
+        _show_cells(cells, checked, what="limits" if limits_alone else "cells", json_output=json_output)
         return ExitCode.DONE
     cells = [] if limits_alone else cells
     path = out or _default_directory(asked.name + ("-capacity" if limits_alone else ""))
@@ -90,13 +90,10 @@ def run_command(
             progress_console().out(f"interrupted; finished cells are kept: continue with {command}", highlight=False)
             raise
         records, kept_hardware = directory.records(), directory.hardware
-    policy = policy_of(asked, find_limits(asked, records), records)
-    if policy is not None:
-        write_policy(path / POLICY_NAME, policy)
     show_report(path, asked, records, kept_hardware, json_output=json_output)
     wanted = {content_hash(spec) for spec in cells}
     fell_short = any(record.status in _FELL_SHORT for record in records if record.run_id in wanted)
-    return ExitCode.FELL_SHORT if fell_short or has_failed_search(records) else ExitCode.DONE
+    return ExitCode.FELL_SHORT if fell_short or has_failed_search(asked, records) else ExitCode.DONE
 
 
 def _hardware(asked: Experiment, file: Path) -> HardwareProfile | None:
@@ -131,7 +128,7 @@ def _default_directory(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
-def _show_cells(cells: list[RunSpec], checked: Preflight, *, json_output: bool) -> None:
+def _show_cells(cells: list[RunSpec], checked: Preflight, *, what: str, json_output: bool) -> None:
     bounds = [cell_bound(spec, checked.model) for spec in cells]
     if json_output:
         rows = [
@@ -142,14 +139,14 @@ def _show_cells(cells: list[RunSpec], checked: Preflight, *, json_output: bool) 
         print_json(msgspec.json.encode(document).decode())
         return
     console = result_console()
-    console.print(_cells_table(cells, bounds, checked))
+    console.print(_cells_table(cells, bounds, checked, what))
     for note in _notes(checked, cells[0].budget):
         console.out(note, highlight=False)
 
 
-def _cells_table(cells: list[RunSpec], bounds: list[Bound | None], checked: Preflight) -> Table:
+def _cells_table(cells: list[RunSpec], bounds: list[Bound | None], checked: Preflight, what: str) -> Table:
     """One row a cell, under a row that names its workload; it fits 80 columns."""
-    title = f"{len(cells)} cells on {checked.device}; every number is analytic, an upper bound"
+    title = f"{len(cells)} {what} on {checked.device}; every number is analytic, an upper bound"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
     table.add_column("strategy", overflow="fold", min_width=16)
     for name in ("device KV\na session", "host KV\na session", "H2D\na step", "D2H\na step", "sessions\nat most"):

@@ -15,6 +15,8 @@ class Batch(Strict, frozen=True, kw_only=True):
     output_tokens: int
     prefill_chunk_tokens: int | None = None
     """Prompt tokens prefilled at once; None: the whole prompt."""
+    is_padded: bool = False
+    """Whether rows have shorter prompts than the longest: they are padded, and a mask says where."""
 
     @property
     def prefill_at_once_tokens(self) -> int:
@@ -81,6 +83,8 @@ class BatchArithmetic(Strict, frozen=True, kw_only=True):
     """Of the batch with lengths below the shortest measured ones counted as those; None without a calibration."""
     reserve_bytes: int
     """Of the calibration, and what was asked for on top."""
+    mask_bytes: int = 0
+    """The most that an attention mask of rows with padding takes: rows of one length need none, and were measured."""
     cap_bytes: int
     host_bytes: int | None = None
     """What the cache takes on the host; None where it takes none, or none is limited."""
@@ -96,8 +100,10 @@ class BatchArithmetic(Strict, frozen=True, kw_only=True):
 
     @property
     def needed_bytes(self) -> int | None:
-        """The worse phase's peak with the reserve."""
-        return None if self.prediction is None else self.prediction.worst.bytes + self.reserve_bytes
+        """The worse phase's peak with the mask and the reserve."""
+        if self.prediction is None:
+            return None
+        return self.prediction.worst.bytes + self.mask_bytes + self.reserve_bytes
 
 
 class GroupAnswer(Strict, frozen=True, kw_only=True):

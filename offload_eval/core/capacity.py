@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from offload_eval.core.base import PositiveInt, PositiveNumber, Strict
+from offload_eval.core.base import PositiveNumber, Strict
 
 
 class CapacitySpec(Strict, frozen=True, kw_only=True):
@@ -14,7 +14,7 @@ class CapacitySpec(Strict, frozen=True, kw_only=True):
     """The largest batch that is tried."""
     max_probes: Annotated[int, Meta(ge=2, le=100)] = 6
     """Batches tried for one limit; where they do not suffice, the limit is a range."""
-    repeats: PositiveInt = 3
+    repeats: Annotated[int, Meta(ge=1, le=1000)] = 3
     """Runs that the limit has to pass, all of them."""
     search_timeout_s: PositiveNumber = 3600.0
     """For one limit; what is known then is what is reported."""

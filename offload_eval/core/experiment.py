@@ -328,6 +328,12 @@ class Experiment(Strict, frozen=True, kw_only=True):
         """The strategy that `baseline` names."""
         return next(strategy for strategy in self.strategies if strategy.label == self.baseline)
 
+    @property
+    def in_gpu_strategy(self) -> StrategySpec | None:
+        """The cache that is whole and unquantized on the device: the baseline where it is, else the first such one."""
+        candidates = (self.baseline_strategy, *self.strategies)
+        return next((each for each in candidates if isinstance(each, DynamicSpec | StaticSpec)), None)
+
 
 def is_auto(strategy: StrategySpec) -> bool:
     """Whether a strategy leaves its resident share to a budget."""

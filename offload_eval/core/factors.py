@@ -7,6 +7,7 @@ import msgspec
 
 from offload_eval.core.experiment import Experiment, FactorsSpec, Workload
 
+_NO_LENGTHS: Final = ("name", "batch_size", "seed", "prompt")
 FACTORS: Final = FactorsSpec.__struct_fields__
 """In the order in which they vary, the last one fastest."""
 
@@ -25,6 +26,16 @@ def expand_workloads(experiment: Experiment) -> tuple[Workload, ...]:
         for workload in experiment.workloads
         for combination in _combinations(experiment.factors)
     )
+
+
+def lengths_alone(experiment: Experiment) -> Experiment:
+    """The experiment with each combination of lengths once, at a batch of one: what a search for limits needs."""
+    alone: dict[tuple[object, ...], Workload] = {}
+    for workload in experiment.workloads:
+        same = tuple(getattr(workload, name) for name in workload.__struct_fields__ if name not in _NO_LENGTHS)
+        alone.setdefault(same, msgspec.structs.replace(workload, batch_size=1))
+    factors = msgspec.structs.replace(experiment.factors, batch_size=())
+    return msgspec.structs.replace(experiment, workloads=tuple(alone.values()), factors=factors)
 
 
 def asked_index(experiment: Experiment, expanded_index: int) -> int:

@@ -51,7 +51,7 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     strategy: StrategySpec
     kind: str
     label: str
-    is_baseline: bool = False
+    is_in_gpu: bool = False
     """Whether this is the in-GPU cache that the others are held against."""
     evidence: Evidence
     """Rung of `measured`: emulated on a CPU."""
@@ -83,7 +83,7 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     difference: str = ""
     """What lies between the traced and the measured limit, in words; empty where they agree."""
     in_gpu: int | None = None
-    """The limit of the in-GPU cache at the same lengths, as it ran."""
+    """The limit of the in-GPU cache at the same lengths, as it ran; None where it is not known to the session."""
     at_limit: TimedBatch | None = None
     at_in_gpu_limit: TimedBatch | None = None
     """This strategy at the limit of the in-GPU cache, where it can run that batch."""
@@ -98,7 +98,7 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
 
     @property
     def gain_over_in_gpu(self) -> float | None:
-        """Sessions over those of the in-GPU cache; None where either is not known."""
+        """Sessions over those of the in-GPU cache, the least of a range; None where one of them is not known."""
         return self.measured / self.in_gpu if self.measured is not None and self.in_gpu else None
 
     @property

@@ -105,7 +105,7 @@ class Fingerprint(Strict, frozen=True, kw_only=True):
     """Hash over the model's config and its weight files."""
     device: DeviceName
     accelerator: str | None = None
-    accelerator_memory_bytes: int | None = None
+    accelerator_memory_bytes: PositiveInt | None = None
     driver: str | None = None
     cuda: str | None = None
     cpu: str | None = None

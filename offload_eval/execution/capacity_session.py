@@ -21,6 +21,7 @@ from offload_eval.execution.session import TRACE_LOG
 from offload_eval.execution.traces import CellTracer
 from offload_eval.store.run_directory import RunDirectory
 
+_MOST_EXCESS = 1e9
 _EXCESS_SCALE = 1_000_000
 """Times over their limits are compared as whole millionths."""
 
@@ -61,7 +62,7 @@ class CapacitySession:
         combinations = [self._searched(workload, strategy) for workload in searched_workloads(self._experiment)]
         limits = [self._find_limit(probes, each) for each in combinations]
         for searched, limit in zip(combinations, limits, strict=True):
-            if searched.is_baseline and limit is not None:
+            if self._is_in_gpu(strategy) and limit is not None:
                 self._in_gpu_limits[lengths_of(searched.workload).label] = limit
             if limit:
                 self._add_points(probes, searched, limit)
@@ -71,6 +72,9 @@ class CapacitySession:
             shortest = min(runnable, key=lambda each: each.workload.cached_tokens)
             for drill in DRILLS:
                 probes.run(shortest, 1, drill)
+
+    def _is_in_gpu(self, strategy: StrategySpec) -> bool:
+        return strategy == self._experiment.in_gpu_strategy
 
     def _find_limit(self, probes: Probes, searched: Searched) -> int | None:
         weights_bytes = self._preflight.model.weights_bytes
@@ -122,7 +126,8 @@ class CapacitySession:
             timed = timed_batch(probes.run(searched, sessions, "time"))
             if timed is None:
                 return 2 * _EXCESS_SCALE
-            return int(_EXCESS_SCALE * self._capacity.objectives_ratio(timed.ttft_s, timed.tpot_s))
+            ratio = self._capacity.objectives_ratio(timed.ttft_s, timed.tpot_s)
+            return int(_EXCESS_SCALE * min(ratio, _MOST_EXCESS))
 
         largest_that_fits(excess, _EXCESS_SCALE, limit, most=limit, max_tries=self._capacity.max_probes)
 
@@ -133,6 +138,6 @@ def searched_workloads(experiment: Experiment) -> list[Workload]:
 
 
 def searched_strategies(experiment: Experiment) -> list[StrategySpec]:
-    """The strategies, the baseline first."""
-    baseline = experiment.baseline_strategy
-    return [as_searched(each) for each in sorted(experiment.strategies, key=lambda each: each != baseline)]
+    """The strategies, the in-GPU cache first."""
+    in_gpu = experiment.in_gpu_strategy
+    return [as_searched(each) for each in sorted(experiment.strategies, key=lambda each: each != in_gpu)]

@@ -1,9 +1,10 @@
 """Tries batches for one limit, from the traced one on, until it is known."""
 
 import time
+from typing import Final
 
 from offload_eval.analysis.capacity import worst_peak_bytes
-from offload_eval.analysis.probes import exhausted, largest_passing, traced_peak_bytes
+from offload_eval.analysis.probes import exhausted, largest_passing, traced_peak_bytes, was_killed
 from offload_eval.bounds.host_ledger import is_held_to_host
 from offload_eval.bounds.limit_search import largest_that_fits, next_batch
 from offload_eval.core.capacity import CapacitySpec
@@ -11,6 +12,9 @@ from offload_eval.core.experiment import BudgetSpec
 from offload_eval.core.judgement import Bound
 from offload_eval.core.run_spec import Role
 from offload_eval.execution.probes import Probes, Searched
+
+_TRIES_AFTER_A_FAILED_REPEAT: Final = 2
+"""A limit that does not hold is not to end a search that has used up its tries."""
 
 
 class LimitSearch:
@@ -24,6 +28,7 @@ class LimitSearch:
         self._searched = searched
         self._capacity = capacity
         self._cap_bytes = budget.cap_bytes(weights_bytes)
+        self._most_tries = capacity.max_probes
         self._seen: dict[int, int | None] = {}
 
     def run(self, bound: Bound | None, *, with_trace: bool) -> int | None:
@@ -57,13 +62,16 @@ class LimitSearch:
                 return None
             elif self._seen[limit] is not None:
                 break
+            else:
+                self._most_tries += _TRIES_AFTER_A_FAILED_REPEAT
         if with_trace:
             for sessions in (limit, limit + 1):
-                self._probes.trace(self._searched, max(1, sessions))
+                self._probes.trace(self._searched, min(max(1, sessions), self._capacity.most_sessions))
         return limit
 
     def _next(self, start: int, slope_bytes: float | None, host_sessions: int | None, deadline: float) -> int | None:
-        if len(self._seen) >= self._capacity.max_probes or time.monotonic() > deadline:
+        # The first batch is tried whatever the time: a search without any says nothing.
+        if len(self._seen) >= self._most_tries or (self._seen and time.monotonic() > deadline):
             return None
         return next_batch(
             self._seen,
@@ -71,12 +79,15 @@ class LimitSearch:
             start=start,
             most=self._capacity.most_sessions,
             slope_bytes=slope_bytes,
+            base_bytes=self._weights_bytes,
             host_sessions=host_sessions,
         )
 
     def _try(self, sessions: int, role: Role) -> bool:
         """Runs a batch and notes how it ended; whether that says anything about its size."""
         record = self._probes.run(self._searched, sessions, role)
+        if was_killed(record):  # by the kernel, or by anybody: a batch that is too large is killed again
+            record = self._probes.run(self._searched, sessions, role)
         self._seen |= {batch: None for batch in (sessions,) if record.status != "ok"}
         if record.status == "ok":
             self._seen.setdefault(sessions, worst_peak_bytes(record))

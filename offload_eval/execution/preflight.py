@@ -4,6 +4,7 @@ from typing import Any
 
 from offload_eval.core.experiment import DeviceName, Experiment, ModelSpec, StrategySpec, StreamedSpec, is_auto
 from offload_eval.core.factors import expand_workloads
+from offload_eval.core.machine import Machine
 from offload_eval.errors import InputError, UnableError
 from offload_eval.execution.attention import TraceableModels, attention_refusal
 from offload_eval.execution.devices import accelerator_uuid, resolve_device
@@ -30,6 +31,7 @@ def run_preflight(experiment: Experiment) -> Preflight:
             "they are loaded; state budget.weights_bytes"
         )
     machine = read_machine(with_accelerator=device == "cuda", accelerator_uuid=accelerator_uuid(device))
+    _check_card(experiment, machine)
     threads = experiment.cpu.compute_threads
     if threads is not None and threads > machine.cpu_cores:
         raise InputError(
@@ -66,6 +68,17 @@ def read_surroundings(model: ModelSpec, device: str) -> Surroundings:
     facts = read_model_facts(model, load_config(model))
     machine = read_machine(with_accelerator=name == "cuda", accelerator_uuid=accelerator_uuid(name))
     return Surroundings(device=name, machine=machine, model=facts)
+
+
+def _check_card(experiment: Experiment, machine: Machine) -> None:
+    """A cap above the card's memory would hold nothing to it."""
+    budget, card = experiment.budget, machine.accelerator
+    is_capped = budget.enforce or experiment.capacity is not None
+    if card is not None and is_capped and budget.device_bytes > card.memory_bytes:
+        raise InputError(
+            f"budget.device_bytes: {budget.device_bytes} is more than {card.name} has, and cannot be enforced; "
+            f"allowed: at most {card.memory_bytes}"
+        )
 
 
 _Cell = tuple[str, str]

@@ -56,6 +56,7 @@ class Probes:
         self._tracer = tracer
         self._records = {record.run_id: record for record in directory.records()}
         self._first_check: tuple[RunSpec, CheckDone] | None = None
+        self._traced_in_vain: list[RunSpec] = []
 
     def run(self, searched: Searched, sessions: int, role: Role) -> RunRecord:
         """The record of a batch under a role; it is run if there is no finished one."""
@@ -79,10 +80,12 @@ class Probes:
         """The trace of a batch; None where it cannot be traced."""
         spec = self._spec(searched, sessions, "fit")
         record = self._records.get(record_id(spec, "traced"))
-        if not is_finished(record):
+        if not is_finished(record) and spec not in self._traced_in_vain:
             self._observer.trace_started(spec, 0, 1)
             record = self._runner.keep(spec, self._tracer.trace(spec), "traced")
             self._records[record.run_id] = record
+            if not is_finished(record):
+                self._traced_in_vain.append(spec)
         return None if record is None else record.trace
 
     def end_strategy(self) -> None:
@@ -147,13 +150,17 @@ class Probes:
     def _check_before(self, spec: RunSpec) -> None:
         """Before anything of a strategy can fail, its worker leaves what it has to be able to do again."""
         if self._first_check is None:
-            self._first_check = (spec, self._check(spec))
+            measurement = msgspec.structs.replace(
+                spec.measurement, cell_timeout_s=self._experiment.measurement.cell_timeout_s
+            )
+            asked = msgspec.structs.replace(spec, measurement=measurement)  # a drill that hangs has less time
+            self._first_check = (asked, self._check(asked))
 
     def _check(self, spec: RunSpec) -> CheckDone:
         answer = self._runner.ask(CheckTask(spec), self._observer.pass_started)
         if isinstance(answer, CheckDone):
             return answer
-        return CheckDone(None, None, 0.0, f"no worker could be started: {failure_of(answer).message}")
+        return CheckDone(None, None, 0.0, f"no answer from a worker: {failure_of(answer).message}")
 
     def _recovered(self, result: CellResult) -> CellResult:
         """Adds how the worker came back: a new one, where the failure took it along."""

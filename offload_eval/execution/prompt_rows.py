@@ -18,6 +18,6 @@ def spread_rows(text: PromptText, sessions: int, prompt_tokens: int) -> TokenArr
     """
     piece_tokens = max(0, prompt_tokens - len(text.opening))
     starts = np.linspace(0, len(text.tokens) - piece_tokens, sessions).astype(np.int64)
-    pieces = text.tokens[starts[:, None] + np.arange(piece_tokens)]
+    pieces = np.lib.stride_tricks.sliding_window_view(text.tokens, piece_tokens)[starts]
     openings = np.broadcast_to(text.opening, (sessions, len(text.opening)))
     return np.concatenate([openings, pieces], axis=1)[:, :prompt_tokens].copy()

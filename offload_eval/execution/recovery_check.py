@@ -53,7 +53,7 @@ def check_workload(workload: Workload) -> Workload:
         workload,
         batch_size=1,
         prompt_tokens=prompt_tokens,
-        output_tokens=CHECK_OUTPUT_TOKENS,
+        output_tokens=min(CHECK_OUTPUT_TOKENS, workload.output_tokens),  # never past the context
         prefill_chunk_tokens=None if chunk_tokens is None or chunk_tokens >= prompt_tokens else chunk_tokens,
     )
 

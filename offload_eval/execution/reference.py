@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload_eval.core.experiment import Workload
+from offload_eval.errors import UnableError
 from offload_eval.execution.messages import TokenArray
 
 
@@ -68,7 +69,12 @@ def _shape(path: Path) -> tuple[int, ...] | None:
 
 def _save_tokens(path: Path, tokens: TokenArray) -> None:
     partial = path.with_suffix(".partial.npy")
-    np.save(partial, tokens)
+    try:
+        np.save(partial, tokens)
+    except OSError as error:  # numpy's own has no words for a full disk
+        partial.unlink(missing_ok=True)
+        reason = error.strerror or str(error) or "the disk refused it"
+        raise UnableError(f"{path}: cannot be written: {reason}; mend that, and go on with --resume") from error
     partial.replace(path)
 
 

@@ -35,6 +35,7 @@ LIMIT_COLUMNS: Final[dict[str, str]] = {
     "in_gpu": COUNT,
     "gain_over_in_gpu": REAL,
     "limited_by": TEXT,
+    "slo_failed_at": COUNT,
     "difference": TEXT,
     "refusal": TEXT,
     **{f"{batch}_{name}": COUNT if name == "sessions" else REAL for batch in _BATCHES for name in _FIGURES},
@@ -92,10 +93,9 @@ def _sentence(limit: CapacityLimit) -> str:
         return f"{limit.label} has no limit: {limit.refusal or 'it was not searched'}."
     said = [f"{limit.label} admits {show_measured(limit)} sessions ({limit.evidence})"]
     if limit.analytic is not None:
-        said.append(f"where the arithmetic says {limit.analytic:,}")
-    gain = limit.gain_over_in_gpu
-    if gain is not None and not limit.is_baseline:
-        said.append(f"{gain:.2f} times the in-GPU cache's")
+        said.append(f"where the arithmetic says {show_analytic(limit)}")
+    if limit.gain_over_in_gpu is not None and not limit.is_in_gpu:
+        said.append(f"{show_gain(limit)} of the in-GPU cache")
     text = ", ".join(said) + (f"; the next one runs out of {limit.limited_by}" if limit.limited_by else "")
     return f"{text}.{_throughput(limit)}"
 
@@ -104,14 +104,40 @@ def _throughput(limit: CapacityLimit) -> str:
     own, in_gpu = limit.at_limit, limit.in_gpu_at_limit
     if own is None:
         return ""
-    text = f" At its limit the batch gives {show_number(own.tokens_per_s, 3)} tokens/s"
-    if in_gpu is None or in_gpu == own:
+    where = "At its limit" if limit.is_exact else f"At {own.sessions:,} sessions"
+    text = f" {where} the batch gives {show_number(own.tokens_per_s, 3)} tokens/s{_mark(own)}"
+    if in_gpu is None or limit.is_in_gpu:
         return f"{text} at a TPOT of {show_ms(own.tpot_s, 3)} ms."
     ratio = own.tokens_per_s / in_gpu.tokens_per_s
     return (
-        f"{text}, {ratio:.2f} times the in-GPU cache's at its own limit, at a TPOT of {show_ms(own.tpot_s, 3)} ms "
-        f"against {show_ms(in_gpu.tpot_s, 3)} ms."
+        f"{text}, {ratio:.2f} times the in-GPU cache's at its own limit{_mark(in_gpu)}, at a TPOT of "
+        f"{show_ms(own.tpot_s, 3)} ms against {show_ms(in_gpu.tpot_s, 3)} ms."
     )
+
+
+def _mark(timed: TimedBatch) -> str:
+    return " (swapped)" if timed.swapped else ""
+
+
+def show_analytic(limit: CapacityLimit) -> str:
+    """Sessions by arithmetic; the device's ledger goes without saying."""
+    return show_count(limit.analytic) + (" (host)" if limit.analytic_ledger == "host" else "")
+
+
+def show_gain(limit: CapacityLimit) -> str:
+    """Sessions over those of the in-GPU cache; of a range the least."""
+    gain = limit.gain_over_in_gpu
+    return MISSING if gain is None else f"{'' if limit.is_exact else 'at least '}{gain:.2f}x"
+
+
+def show_under_objectives(limit: CapacityLimit) -> str:
+    """The largest timed batch that kept the objectives, or the range up to the smallest that did not."""
+    kept, over = limit.under_slo, limit.slo_failed_at
+    if kept is None:
+        return MISSING if over is None else f"fewer than {over:,}" if over > 1 else "0"
+    if over is None or over == kept.sessions + 1:
+        return f"{kept.sessions:,}"
+    return f"{kept.sessions:,} to {over - 1:,}"
 
 
 def show_measured(limit: CapacityLimit) -> str:
@@ -143,20 +169,19 @@ def _tables(group: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str]
     if any(limit.at_limit for limit in group):
         tables.append(render_table(*_price(group, capacity)))
     notes = [f"{limit.label}: {limit.difference}." for limit in group if limit.difference]
-    return [*tables, bullets([*notes, *_swap_notes(group)])]
+    return [*tables, bullets(notes)]
 
 
 def _limit_row(limit: CapacityLimit) -> list[str]:
-    gain = limit.gain_over_in_gpu
     return [
         limit.label,
-        show_count(limit.analytic),
+        show_analytic(limit),
         show_count(limit.traced),
         show_measured(limit),
         show_share(limit.passes, limit.repeats) if limit.measured else MISSING,
         MISSING if limit.failed_at is None else f"{limit.failed_at:,} failed",
         show_count(limit.probes),
-        MISSING if gain is None else f"{gain:.2f}x",
+        show_gain(limit),
         limit.refusal or limit.limited_by or MISSING,
     ]
 
@@ -174,19 +199,17 @@ def _price(group: Sequence[CapacityLimit], capacity: CapacitySpec) -> tuple[list
     return titles, rows, "l" + "r" * (len(titles) - 1)
 
 
+def _cells(limit: CapacityLimit, name: str) -> list[str]:
+    figures = _figures(getattr(limit, name))
+    return [show_under_objectives(limit), *figures[1:]] if name == "under_slo" else figures
+
+
 def _figures(timed: TimedBatch | None) -> list[str]:
     if timed is None:
         return [MISSING] * 4
-    mark = "*" if timed.swapped else ""
+    mark = _mark(timed)
     times = (show_ms(timed.ttft_s), show_ms(timed.tpot_s), show_number(timed.tokens_per_s))
     return [show_count(timed.sessions), *(f"{each}{mark}" for each in times)]
-
-
-def _swap_notes(group: Sequence[CapacityLimit]) -> list[str]:
-    timed = [each for limit in group for name in _BATCHES if (each := getattr(limit, name)) is not None]
-    return (
-        ["* the machine swapped meanwhile: the times are the disk's."] if any(each.swapped for each in timed) else []
-    )
 
 
 def _method(limits: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str]:
@@ -223,7 +246,7 @@ def _objectives(capacity: CapacitySpec) -> list[str]:
         return []
     return [
         f"Under SLO: the largest timed batch with median {' and '.join(stated)}, of at most {capacity.max_probes} "
-        "timed; its tokens/s is the goodput, since every session of it keeps both."
+        "timed, or the range that is left; its tokens/s is the goodput, since every session of it keeps them."
     ]
 
 

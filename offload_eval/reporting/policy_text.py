@@ -9,6 +9,7 @@ from rich.text import Text
 
 from offload_eval.core.admission import BatchArithmetic, PolicyAnswer, Prediction, StrategyAnswer
 from offload_eval.core.policy import AdmissionPolicy, Difference
+from offload_eval.reporting.display import one_line
 from offload_eval.units import format_bytes
 
 
@@ -19,9 +20,9 @@ def render_check(
     concerned = {each.label: each for difference in checked for each in difference.concerns}
     for each in checked:
         whom = ", ".join(strategy.label for strategy in each.concerns) or "no limit of this policy"
-        yield Text(f"{each.field}: {_shown(each.policy)} -> {_shown(each.now)}; concerns {whom}")
+        yield Text(one_line(f"{each.field}: {_shown(each.policy)} -> {_shown(each.now)}; concerns {whom}"))
     if not concerned:
-        yield Text(f"{policy.name} holds here: no limit depends on anything that is otherwise.")
+        yield Text(one_line(f"{policy.name} holds here: no limit depends on anything that is otherwise."))
         return
     yield Text("To measure again:", style="bold")
     for strategy in concerned.values():
@@ -29,7 +30,7 @@ def render_check(
         yield Text(f"  {strategy.label}: {lengths}")
         if strategy.run_ids:
             yield Text(f"    records: {' '.join(strategy.run_ids)}", style="dim")
-    yield Text(f"With the experiment that the policy is of ({policy.name}), in a new directory:")
+    yield Text(one_line(f"With the experiment that the policy is of ({policy.name}), in a new directory:"))
     for command in commands:
         yield Text(f"  {command}")
 
@@ -38,18 +39,18 @@ def render_answer(answer: PolicyAnswer) -> Iterator[RenderableType]:
     """What becomes of every group under each strategy, and the arithmetic behind it."""
     for strategy in answer.strategies:
         evidence = "" if strategy.evidence is None else f" ({strategy.evidence})"
-        yield Text(f"{strategy.strategy}{evidence}", style="bold")
+        yield Text(one_line(f"{strategy.strategy}{evidence}"), style="bold")
         yield _groups(strategy)
         if strategy.batch is not None:
             yield from _arithmetic("admitted", strategy.batch)
         if strategy.one_more is not None:
             yield from _arithmetic("not admitted", strategy.one_more)
         for note in strategy.notes:
-            yield Text(f"note: {note}")
+            yield Text(one_line(f"note: {note}"))
         yield Text("")
     yield Text("Assumptions:", style="bold")
     for assumption in answer.assumptions:
-        yield Text(f"- {assumption}")
+        yield Text(one_line(f"- {assumption}"))
 
 
 def _groups(strategy: StrategyAnswer) -> Table:
@@ -60,16 +61,20 @@ def _groups(strategy: StrategyAnswer) -> Table:
     table.add_column("why", overflow="fold")
     for group in strategy.groups:
         numbers = (group.sessions, group.admitted, group.queued, group.refused)
-        table.add_row(Text(group.name), *(f"{number:,}" for number in numbers), Text(group.reason))
+        table.add_row(Text(one_line(group.name)), *(f"{number:,}" for number in numbers), Text(one_line(group.reason)))
     return table
 
 
 def _arithmetic(title: str, weighed: BatchArithmetic) -> Iterator[RenderableType]:
     batch = weighed.batch
     chunk = "" if batch.prefill_chunk_tokens is None else f", {batch.prefill_chunk_tokens:,} at once"
-    yield Text(f"{title}: {batch.rows:,} rows of {batch.prompt_tokens:,} + {batch.output_tokens:,} tokens{chunk}")
+    yield Text(
+        one_line(f"{title}: {batch.rows:,} rows of {batch.prompt_tokens:,} + {batch.output_tokens:,} tokens{chunk}")
+    )
     if weighed.prediction is not None:
         yield from _peaks(weighed, weighed.prediction)
+    elif weighed.mask_bytes:
+        yield Text(f"  mask of rows with shorter prompts: {format_bytes(weighed.mask_bytes)}, at most")
     if weighed.covering_class is not None:
         yield Text(f"  measured limit at {weighed.covering_class}: {weighed.covering_sessions:,} rows")
     if weighed.host_bytes is not None:
@@ -89,10 +94,12 @@ def _peaks(weighed: BatchArithmetic, prediction: Prediction) -> Iterator[Text]:
         for term in terms:
             if term.arithmetic:
                 yield Text(f"    {term.name}: {term.arithmetic} = {format_bytes(term.bytes)}", style="dim")
-    needed_bytes = prediction.worst.bytes + weighed.reserve_bytes
+    needed_bytes = weighed.needed_bytes or 0
+    mask_bytes = weighed.mask_bytes
+    mask = f" + mask {format_bytes(mask_bytes)} (prompts of several lengths, at most)" if mask_bytes else ""
     sign = "<=" if needed_bytes <= weighed.cap_bytes else ">"
     yield Text(
-        f"  {format_bytes(prediction.worst.bytes)} + reserve {format_bytes(weighed.reserve_bytes)} = "
+        f"  {format_bytes(prediction.worst.bytes)}{mask} + reserve {format_bytes(weighed.reserve_bytes)} = "
         f"{format_bytes(needed_bytes)} {sign} cap {format_bytes(weighed.cap_bytes)}"
     )
 

@@ -4,11 +4,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from offload_eval.analysis.cells import cell_records
+from offload_eval.analysis.cells import cell_records, probe_records
 from offload_eval.analysis.findings import find
 from offload_eval.analysis.handoff import derive_hand_off
-from offload_eval.analysis.limits import find_limits
+from offload_eval.analysis.limits import find_limits, missing_limits
 from offload_eval.analysis.policy import policy_of
+from offload_eval.analysis.probes import current_probes
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import Experiment, ModelSpec
 from offload_eval.core.hardware import HardwareProfile
@@ -26,7 +27,12 @@ from offload_eval.reporting.memory_tables import memory_frame, render_memory
 from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
 from offload_eval.reporting.recovery_table import recovery_frame, render_recoveries
 from offload_eval.reporting.sentences import workload_sentences
-from offload_eval.reporting.strategy_tables import render_analytic_card, render_spread, render_strategy_tables
+from offload_eval.reporting.strategy_tables import (
+    render_analytic_card,
+    render_host_at,
+    render_spread,
+    render_strategy_tables,
+)
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
 from offload_eval.reporting.transfer_tables import render_transfers, transfer_frame
 from offload_eval.reporting.warmup_table import render_warmups
@@ -65,6 +71,7 @@ def render_report(
         *_capacity_sections(experiment, records, limits),
         *([section(RECOVERY_TITLE, recoveries)] if recoveries else []),
         *(_cell_sections(experiment, of_cells, hardware, findings) if has_cells else [findings]),
+        *_settings(experiment, records, limits),
         section("Machine, versions and model", _machines(everything) or NOTHING),
         section("How to reproduce", render_reproduction(everything, limits_alone=not has_cells)),
         *([section("Cells", _cells(experiment_cells(experiment, of_cells)))] if has_cells else []),
@@ -75,16 +82,31 @@ def render_report(
 def _capacity_sections(
     experiment: Experiment, records: Sequence[RunRecord], limits: Sequence[CapacityLimit]
 ) -> list[str]:
+    if not limits:
+        return []
+    missing = missing_limits(experiment, limits)
+    left_out = len(probe_records(records)) - len(current_probes(experiment, records))
+    notes = [
+        *([f"The search is not done: {missing} limits are missing. Go on with --resume."] if missing else []),
+        *([f"{left_out} records of other searches, models, versions or machines are left out."] if left_out else []),
+    ]
+    tables = render_limits(limits, experiment.capacity or CapacitySpec())
     policy = policy_of(experiment, limits, records)
-    if policy is None:
+    calibrations = "" if policy is None else render_calibrations(policy)
+    return [
+        section("Capacity", bullets(notes), tables),
+        *([section("Host memory at the limits", host)] if (host := render_host_at(limits, records)) else []),
+        *([section("Calibration", calibrations)] if calibrations else []),
+    ]
+
+
+def _settings(experiment: Experiment, records: Sequence[RunRecord], limits: Sequence[CapacityLimit]) -> list[str]:
+    """Of a search that is done: half of one would choose among half of the strategies."""
+    policy = policy_of(experiment, limits, records)
+    if policy is None or missing_limits(experiment, limits):
         return []
     admits = any(limit.sessions for strategy in policy.strategies for limit in strategy.limits)
-    calibrations = render_calibrations(policy)
-    return [
-        section("Capacity", render_limits(limits, experiment.capacity or CapacitySpec())),
-        *([section("Calibration", calibrations)] if calibrations else []),
-        *([render_hand_off(derive_hand_off(policy, None))] if admits else []),
-    ]
+    return [render_hand_off(derive_hand_off(policy, None))] if admits else []
 
 
 def _cell_sections(

@@ -10,6 +10,7 @@ from offload_eval.analysis.capacity import analytic_bound
 from offload_eval.analysis.statistics import itl_percentile_s, summarize_tpot, summarize_ttft
 from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.judgement import Interval
+from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import (
@@ -167,6 +168,20 @@ def render_strategy_tables(records: Sequence[RunRecord]) -> str:
 def swap_legend(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
     """What the mark of swap means, where a table has one."""
     return SWAPPED if any(column.mark == "swapped" for column in columns) and frame["swapped"].any() else ""
+
+
+def render_host_at(limits: Sequence[CapacityLimit], records: Sequence[RunRecord]) -> str:
+    """What the largest batch of each strategy took of the host, and what pressed on it; empty without a limit."""
+    at_limit = {
+        record.run_id: record
+        for limit in limits
+        for record in records
+        if record.run_id in limit.run_ids and record.spec.workload.batch_size == limit.measured
+    }
+    frame = host_frame(list(at_limit.values()))
+    columns = filled_columns(frame, (*HOST_COLUMNS, *PRESSURE_COLUMNS))
+    names = [f"{record.spec.label} ({record.spec.role})" for record in at_limit.values()]
+    return frame_table(frame, columns, names) if columns else ""
 
 
 def filled_columns(frame: pd.DataFrame, columns: Sequence[Column], *, keep: bool = False) -> list[Column]:

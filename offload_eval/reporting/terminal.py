@@ -10,13 +10,21 @@ from rich.text import Text
 
 from offload_eval.analysis.cells import cell_records, probe_records
 from offload_eval.analysis.findings import find
-from offload_eval.analysis.limits import find_limits
+from offload_eval.analysis.limits import find_limits, missing_limits
 from offload_eval.analysis.swap import is_swapped
+from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.records import RunRecord
-from offload_eval.reporting.capacity_tables import by_lengths, length_words, show_measured
+from offload_eval.reporting.capacity_tables import (
+    by_lengths,
+    length_words,
+    show_analytic,
+    show_gain,
+    show_measured,
+    show_under_objectives,
+)
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_ms, show_number
 from offload_eval.reporting.grid import experiment_cells, recorded
 from offload_eval.reporting.sentences import EVIDENCE_WORDS, workload_sentences
@@ -24,6 +32,8 @@ from offload_eval.reporting.strategy_tables import Column, format_columns
 from offload_eval.reporting.tables import strategy_frame
 
 NAME_WIDTH: Final = 34
+_STOP_WIDTH: Final = 27
+SWAP_SIGN: Final = "*"
 SWAPPED: Final = "* swap was in use around the cell: its times are the disk's."
 COLUMNS: Final = (
     Column("analytic_sessions", "analytic sessions", show_count, mark="analytic_ledger"),
@@ -54,53 +64,55 @@ def render_terminal(
         swapped = [Text(SWAPPED)] if any(map(is_swapped, ordered)) else []
         parts += [Text(""), _strategy_table(ordered), *swapped]
     if limits:
-        parts += [Text(""), _limits_table(limits)]
+        capacity = experiment.capacity or CapacitySpec()
+        parts += [Text(""), _limits_table(limits, has_objectives=capacity.has_objectives)]
+        missing = missing_limits(experiment, limits)
+        parts += (
+            [Text(f"The search is not done: {missing} limits are missing. Go on with --resume.")] if missing else []
+        )
     if ordered or limits:
         parts.append(Text(_closing(ordered or probe_records(records), records, hardware)))
     return Group(*parts)
 
 
-def _limits_table(limits: Sequence[CapacityLimit]) -> Table:
-    """One row for each strategy, under a row that names the lengths."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("limits", overflow="fold", max_width=NAME_WIDTH)
-    rung = limits[0].evidence
-    for title in (
-        "analytic\nsessions",
-        "traced\nsessions",
-        f"{rung}\nsessions",
-        "over\nin-GPU",
-        "TPOT\n(ms)",
-        "tokens\n/s",
-    ):
+def _limits_table(limits: Sequence[CapacityLimit], *, has_objectives: bool) -> Table:
+    """One row for each strategy, under a row that names the lengths; it fits 100 columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("limits, in sessions", overflow="fold", max_width=NAME_WIDTH)
+    under = ("under\nSLO",) if has_objectives else ()
+    rungs = ("analytic", "traced", limits[0].evidence)
+    for title in (*rungs, "over\nin-GPU", *under, "TPOT\n(ms)", "tokens\n/s"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("stops at", overflow="fold")
+    table.add_column("stops at", overflow="fold", max_width=_STOP_WIDTH)
     for lengths, group in by_lengths(limits).items():
         table.add_row(Text(length_words(lengths), style="bold"))
         for limit in group:
-            table.add_row(*(Text(one_line(cell)) for cell in _limit_cells(limit)))
+            cells = _limit_cells(limit, has_objectives=has_objectives)
+            table.add_row(*(Text(one_line(cell)) for cell in cells))
     return table
 
 
-def _limit_cells(limit: CapacityLimit) -> list[str]:
-    gain, own = limit.gain_over_in_gpu, limit.at_limit
+def _limit_cells(limit: CapacityLimit, *, has_objectives: bool) -> list[str]:
+    own = limit.at_limit
+    mark = SWAP_SIGN if own is not None and own.swapped else ""
     return [
         limit.label,
-        show_count(limit.analytic),
+        show_analytic(limit),
         show_count(limit.traced),
         show_measured(limit),
-        MISSING if gain is None else f"{gain:.2f}x",
-        MISSING if own is None else show_ms(own.tpot_s),
-        MISSING if own is None else show_number(own.tokens_per_s),
+        show_gain(limit).replace("at least ", ">="),
+        *([show_under_objectives(limit)] if has_objectives else []),
+        MISSING if own is None else show_ms(own.tpot_s) + mark,
+        MISSING if own is None else show_number(own.tokens_per_s) + mark,
         _stops_at(limit),
     ]
 
 
 def _stops_at(limit: CapacityLimit) -> str:
     if limit.refusal is not None:
-        return "unsupported" if limit.measured is None else limit.refusal
+        return "unsupported" if limit.probes == 0 else "failed"
     parts = (limit.limiting_ledger, limit.limiting_phase, limit.limiting_part)
-    return ", ".join(part for part in parts if part) or MISSING
+    return " ".join(part for part in parts if part) or MISSING
 
 
 def _bullets(texts: Sequence[str]) -> Table:

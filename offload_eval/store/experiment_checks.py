@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import (
     Experiment,
     JsonlPrompt,
@@ -44,6 +45,7 @@ def check_experiment(experiment: Experiment) -> Iterator[Problem]:
     yield from _check_model(experiment.model)
     yield from check_arithmetic(experiment)
     yield from _check_measurement(experiment)
+    yield from _check_capacity(experiment.capacity)
     yield from _check_baseline(experiment)
     for index, workload in enumerate(experiment.workloads):
         yield from _check_prompt(("workloads", index, "prompt"), workload, experiment.model)
@@ -110,6 +112,14 @@ def _check_measurement(experiment: Experiment) -> Iterator[Problem]:
                 ("measurement", key),
                 f"{getattr(plan, key)} is not allowed; allowed: {least} to measurement.trials = {plan.trials}",
             )
+
+
+def _check_capacity(capacity: CapacitySpec | None) -> Iterator[Problem]:
+    if capacity is not None and capacity.has_objectives and capacity.timing_trials == 0:
+        yield (
+            ("capacity", "timing_trials"),
+            "0 with ttft_limit_s or tpot_limit_s is not allowed: nothing would be timed; allowed: 1 to 10000",
+        )
 
 
 def _check_plan(plan: PlanSpec) -> Iterator[Problem]:
