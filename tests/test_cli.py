@@ -55,7 +55,8 @@ class TestImports:
         assert self.imported("import offload_eval.store.experiment_file, offload_eval.store.run_directory") == []
 
     @pytest.mark.parametrize(
-        "command", [[], ["plan"], ["run"], ["report"], ["doctor"], ["link"], ["policy", "apply"], ["export"]]
+        "command",
+        [[], ["plan"], ["run"], ["report"], ["doctor"], ["link"], ["policy", "apply"], ["export"], ["history"]],
     )
     def test_help_imports_no_framework(self, command: list[str]) -> None:
         code = (

@@ -56,3 +56,22 @@ def export(
         )
 
     end(body)
+
+
+def history(
+    directory: Annotated[
+        Path, typer.Argument(help="Directory with run directories in it, at any depth.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for history.md and history.csv.", show_default=False)
+    ] = None,
+    json_output: JsonOption = False,
+) -> NoReturn:
+    """Show how each cell came out in every run below a directory, and what changed in between."""
+
+    def body() -> int:
+        from offload_eval.cli.history import history_command
+
+        return history_command(directory=directory, out=out, json_output=json_output)
+
+    end(body)
