@@ -169,6 +169,12 @@ class TestCells:
         frame = cells_frame([make_record()])
         assert frame.columns.is_unique
 
+    @pytest.mark.parametrize(("share", "shown"), [(0.5, "0.5"), ("auto", "auto"), (None, None)])
+    def test_a_share_is_text_beside_auto(self, share: Any, shown: str | None) -> None:
+        row = self.row(make_record(StreamedSpec(resident_share=share, resident_bytes=None if share else 7)))
+        assert row["strategy_resident_share"] == shown
+        assert row["strategy_resident_bytes"] == (None if share else 7)
+
 
 class TestCsv:
     @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])

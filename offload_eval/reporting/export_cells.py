@@ -73,9 +73,7 @@ def _figures(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
         kept = [name for name in columns if name in _FIGURE_COLUMNS]
         frame = build(records)
         for run_id, *values in frame[["run_id", *kept]].itertuples(index=False, name=None):
-            found.setdefault(run_id, {}).update(
-                {name: value for name, value in zip(kept, values, strict=True) if not pd.isna(value)}
-            )
+            found.setdefault(run_id, {}).update(zip(kept, values, strict=True))
     return found
 
 

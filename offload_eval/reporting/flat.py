@@ -20,7 +20,8 @@ _KINDS: dict[type[inspect.Type], str] = {
 def flat_columns(struct: type[msgspec.Struct], prefix: str = "") -> dict[str, str]:
     """Names a column for each scalar in a struct, with its nullable type, as the annotations have it.
 
-    A union of structs has the columns of all of them, and one for its tag. Lists and mappings have none.
+    A union of structs has the columns of all of them, and one for its tag; one of a number and words is text. Lists
+    and mappings have none.
 
     Args:
         struct: A type of record.
@@ -42,12 +43,8 @@ def flat_values(value: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
 
 
 def fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """Keeps what has a column; in a column of text numbers are text as well, as a share beside `auto`."""
-    return {
-        name: str(value) if columns[name] == TEXT and value is not None else value
-        for name, value in row.items()
-        if name in columns
-    }
+    """Keeps what has a column."""
+    return {name: value for name, value in row.items() if name in columns}
 
 
 def _of_type(kind: inspect.Type, prefix: str) -> Iterator[tuple[str, str]]:
