@@ -13,6 +13,7 @@ from factories import (
     DYNAMIC,
     STREAMED,
     make_budget,
+    make_conditions,
     make_experiment,
     make_facts,
     make_failure,
@@ -37,7 +38,7 @@ from offload_eval.cli.app import app
 from offload_eval.core.experiment import CpuSpec, ModelSpec, StreamedSpec
 from offload_eval.core.history import HistoryRow, SkippedDirectory
 from offload_eval.core.machine import Accelerator
-from offload_eval.core.records import RunRecord
+from offload_eval.core.records import Conditions, RunRecord
 from offload_eval.errors import InputError
 from offload_eval.reporting.history_tables import history_frame, render_history
 from offload_eval.reporting.history_terminal import render_history_terminal
@@ -211,6 +212,12 @@ class TestComparability:
         assert [(row.before, row.status) for row in rows] == [(None, "ok"), ("a", "timeout"), ("a", "ok")]
         assert rows[1].ratios is not None
         assert (rows[1].ratios.tpot_s, rows[1].figures.tpot_s) == (None, None)
+
+    def test_a_cell_that_was_refused_before_is_on_the_same_machine(self) -> None:
+        refused = make_failure("unsupported", STREAMED, conditions=Conditions())
+        ran = make_streamed(conditions=make_conditions(compute_threads=1))
+        _, row = make_history([run("a", refused), run("b", ran, day=2)])
+        assert (row.ratios is not None, row.changes) == (True, ())
 
     def test_nothing_is_divided_by_nothing(self) -> None:
         """No byte moved before: a ratio would have no meaning."""

@@ -29,7 +29,8 @@ def machine_kind(record: RunRecord) -> Setting:
         "rung": record.evidence,
         "cpu": record.machine.cpu,
         "cpu cores": record.machine.cpu_cores,
-        "compute threads": record.conditions.compute_threads or record.spec.cpu.compute_threads,
+        # As asked for: a cell that was refused has no threads, and what none asked for follows from the cores.
+        "compute threads": record.spec.cpu.compute_threads,
         "link": None if pace is None else f"{format_bytes(pace)}/s",
     }
 

@@ -7,7 +7,7 @@ import msgspec
 from offload_eval.analysis.history import KeptRun, make_history, record_digests
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.core.history import HistoryRow, SkippedDirectory
-from offload_eval.errors import ExitCode, InputError, UnableError
+from offload_eval.errors import ExitCode, InputError, OffloadEvalError, UnableError
 from offload_eval.reporting.history_tables import history_frame, render_history
 from offload_eval.reporting.history_terminal import render_history_terminal
 from offload_eval.reporting.table_text import csv_text
@@ -50,7 +50,7 @@ def _read_runs(root: Path) -> tuple[list[KeptRun], list[SkippedDirectory]]:
         name = str(path.relative_to(root))
         try:
             directory = RunDirectory.read(path)
-        except InputError as error:
+        except (OffloadEvalError, OSError) as error:
             skipped.append(SkippedDirectory(path=name, reason=str(error)))
             continue
         records = directory.records()
