@@ -54,7 +54,10 @@ class TestImports:
     def test_the_store_imports_no_framework(self) -> None:
         assert self.imported("import offload_eval.store.experiment_file, offload_eval.store.run_directory") == []
 
-    @pytest.mark.parametrize("command", [[], ["plan"], ["run"], ["report"], ["doctor"], ["link"], ["policy", "apply"]])
+    @pytest.mark.parametrize(
+        "command",
+        [[], ["plan"], ["run"], ["report"], ["doctor"], ["link"], ["policy", "apply"], ["export"], ["history"]],
+    )
     def test_help_imports_no_framework(self, command: list[str]) -> None:
         code = (
             "from offload_eval.cli.app import app\n"

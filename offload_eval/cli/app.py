@@ -7,6 +7,7 @@ import typer
 
 from offload_eval import __version__
 from offload_eval.cli.ending import end
+from offload_eval.cli.export_options import export, history
 from offload_eval.cli.link_options import link
 from offload_eval.cli.option_types import DeviceChoice, JsonOption
 from offload_eval.cli.plan_options import plan
@@ -165,5 +166,7 @@ def doctor(json_output: JsonOption = False) -> None:
 app.command()(plan)
 app.command()(trace)
 app.command()(link)
+app.command()(export)
+app.command()(history)
 policy_app.command("settings")(settings_command)
 app.add_typer(policy_app, name="policy")

@@ -1,17 +1,43 @@
 """A JSON Lines file of records: one line a record, on the disk before the next cell starts."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
-from offload_eval.core.records import SCHEMA_VERSION, RunRecord
+from offload_eval.core.records import PHASES, SCHEMA_VERSION, RunRecord
 from offload_eval.errors import InputError, UnableError
 
 
 class _Header(msgspec.Struct):
     schema_version: int
 
+
+RawRecord = dict[str, Any]
+"""A record as its line has it, of any version."""
+
+
+def _with_first_fields(raw: RawRecord) -> RawRecord:
+    """Completes the first records: no fingerprint of the prompt, and of a failure its pass and phase as one text.
+
+    Which prompt it was stays unknown: its fingerprint is empty, and no newer cell's is.
+    """
+    completed = dict(raw)
+    if isinstance(spec := raw.get("spec"), dict):
+        completed["spec"] = {"prompt_fingerprint": ""} | spec
+    failure = raw.get("failure")
+    if isinstance(failure, dict) and "stage" not in failure and isinstance(place := failure.get("phase"), str):
+        phase = place.rpartition("/")[2]
+        stage = place.removesuffix(f"/{phase}")
+        completed["failure"] = failure | {"stage": stage, "phase": phase if phase in PHASES else None}
+    return completed
+
+
+UPGRADES: Final[dict[int, Callable[[RawRecord], RawRecord]]] = {1: _with_first_fields}
+"""For each version what makes its raw record one of the next version; for the newest what completes its earliest
+records, whose form changed without a new version. Version 2 turns the entry of 1 into the step to it."""
 
 _HEADERS = msgspec.json.Decoder(_Header)
 _RECORDS = msgspec.json.Decoder(RunRecord)
@@ -107,11 +133,36 @@ def _require_round_trip(record: RunRecord, line: bytes) -> None:
 def _decode(line: bytes, path: Path, number: int) -> RunRecord:
     try:
         version = _HEADERS.decode(line).schema_version
-        if version != SCHEMA_VERSION:
-            raise InputError(
-                f"{path}: line {number}: schema_version {version} is unknown; allowed: {SCHEMA_VERSION}; "
-                "use the release that wrote it"
-            )
-        return _RECORDS.decode(line)
+        if (refusal := _refusal(version)) is not None:
+            raise InputError(f"{path}: line {number}: {refusal}")
+        return _record(line, version)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: line {number}: not a record: {error}") from error
+
+
+def _refusal(version: int) -> str | None:
+    if version in UPGRADES:
+        return None
+    if version > SCHEMA_VERSION:
+        return (
+            f"schema_version {version} is newer than {SCHEMA_VERSION}, the newest that this release of offload-eval "
+            "reads; the release that wrote it, or a later one, reads it"
+        )
+    return f"schema_version {version} is unknown; allowed: {', '.join(map(str, UPGRADES))}"
+
+
+def _record(line: bytes, version: int) -> RunRecord:
+    """Reads a line of a known version, by way of its raw record only where that is needed: lines are long."""
+    if version < SCHEMA_VERSION:
+        return _upgraded(line, version)
+    try:
+        return _RECORDS.decode(line)
+    except msgspec.ValidationError:
+        return _upgraded(line, version)
+
+
+def _upgraded(line: bytes, version: int) -> RunRecord:
+    raw: RawRecord = msgspec.json.decode(line)
+    for each in range(version, SCHEMA_VERSION + 1):
+        raw = UPGRADES[each](raw)
+    return msgspec.convert(raw | {"schema_version": SCHEMA_VERSION}, RunRecord)
