@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from offload_eval import __version__
+from offload_eval.cli.compare_options import compare
 from offload_eval.cli.ending import end
 from offload_eval.cli.link_options import link
 from offload_eval.cli.option_types import DeviceChoice, JsonOption
@@ -165,5 +166,6 @@ def doctor(json_output: JsonOption = False) -> None:
 app.command()(plan)
 app.command()(trace)
 app.command()(link)
+app.command()(compare)
 policy_app.command("settings")(settings_command)
 app.add_typer(policy_app, name="policy")
