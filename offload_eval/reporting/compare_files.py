@@ -54,7 +54,7 @@ def comparison_csv(comparison: RunComparison) -> str:
 
 
 def _row(change: Change) -> dict[str, Any]:
-    row = {name: getattr(change, name) for name in CSV_COLUMNS if name in change.__struct_fields__}
+    row: dict[str, Any] = {name: getattr(change, name) for name in CSV_COLUMNS if name in change.__struct_fields__}
     for side in ("baseline", "candidate"):
         interval = getattr(change, f"{side}_interval")
         if interval is not None:

@@ -11,6 +11,7 @@ from offload_eval.analysis.compare_times import (
     LIKELY_TRIALS,
     SEPARATED_TRIALS,
 )
+from offload_eval.analysis.rank_test import EXACT_SAMPLES
 from offload_eval.core.comparison import RAISED, STATUS, Change, Condition, MemoryChange, RunComparison
 from offload_eval.core.gate import GateLine, GateResult
 from offload_eval.reporting.compare_values import (
@@ -153,7 +154,7 @@ def render_memory_change(change: MemoryChange) -> str:
 def render_conditions(conditions: Sequence[Condition]) -> str:
     """What else is otherwise in the candidate; empty where nothing is."""
     rows = [
-        [each.name, *(one_line(text, NOTE_CHARACTERS) for text in (each.baseline, each.candidate))]
+        [each.name, one_line(each.baseline, NOTE_CHARACTERS), one_line(each.candidate, NOTE_CHARACTERS)]
         for each in conditions
     ]
     return render_table(["what", "baseline", "candidate"], rows, "lll") if rows else ""
@@ -172,11 +173,9 @@ def render_gate(lines: Sequence[GateLine]) -> str:
 
 def gate_headline(gate: GateResult) -> str:
     """Whether a gate holds, in one sentence."""
-    counts = {
-        outcome: sum(line.outcome == outcome for line in gate.lines) for outcome in ("broken", "undecided", "kept")
-    }
-    listed = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
-    return f"The gate is {'broken' if counts['broken'] else 'kept'}: {listed}."
+    outcomes = [line.outcome for line in gate.lines]
+    counts = [f"{outcomes.count(outcome):,} {outcome}" for outcome in ("broken", "undecided", "kept")]
+    return f"The gate is {'broken' if gate.broken else 'kept'}: {', '.join(counts)}."
 
 
 def _gate_words(gate: GateResult) -> Verbatim:
@@ -185,22 +184,26 @@ def _gate_words(gate: GateResult) -> Verbatim:
 
 def method(comparison: RunComparison) -> list[str]:
     """How verdicts come about, with the numbers that decide."""
-    percent = lambda ratio: f"{100 * ratio:g} %"  # noqa: E731 - a form of words, used here alone
     return [
-        "Cells are paired by workload, lengths, batch, prefill chunk, attention and all options of the strategy; limits "
-        "of a capacity search by lengths and strategy. Figures are compared where both sides are ok.",
-        f"Counted bytes, copies, tokens and sessions: any change is listed; bytes are worse or better beyond "
-        f"{percent(BYTES_RATIO)} of the baseline, the others at once. RSS, reserved bytes and bytes in use vary by "
-        f"themselves: beyond {percent(SAMPLED_BYTES_RATIO)}. Mean KL: beyond {percent(KL_RATIO)} and {KL_NATS:g} nats.",
-        f"Times: a two-sided rank-sum test over trials, exact up to 24 of both sides; worse or better where p is below "
-        f"{LEVEL:g} after Holm's correction over {comparison.num_tests:,} tests and the medians are at least "
-        f"{percent(LEAST_EFFECT)} apart (of an exposed time: of TTFT or TPOT).",
+        "Cells are paired by workload, lengths, batch, prefill chunk, attention and all options of the strategy; "
+        "limits of a capacity search by lengths and strategy. Figures are compared where both sides are ok.",
+        "Counted bytes, copies, tokens and sessions: any change is listed; bytes are worse or better beyond "
+        f"{_percent(BYTES_RATIO)} of the baseline, the others at once. RSS, reserved bytes and bytes in use vary by "
+        f"themselves: beyond {_percent(SAMPLED_BYTES_RATIO)}. Mean KL: beyond {_percent(KL_RATIO)} and {KL_NATS:g} "
+        "nats.",
+        f"Times: a two-sided rank-sum test over trials, exact up to {EXACT_SAMPLES} of both sides; worse or better "
+        f"where p is below {LEVEL:g} after Holm's correction over {comparison.num_tests:,} tests and the medians are "
+        f"at least {_percent(LEAST_EFFECT)} apart (of an exposed time: of TTFT or TPOT).",
         f"Likely, where no test can decide: at least {LIKELY_TRIALS} trials a side, completely separated, medians "
-        f"at least {percent(LIKELY_EFFECT)} apart; below {SEPARATED_TRIALS} trials also a gap as wide as either side. "
-        "Undecided: not decidable with so few trials.",
+        f"at least {_percent(LIKELY_EFFECT)} apart; below {SEPARATED_TRIALS} trials also a gap as wide as either "
+        "side. Undecided: not decidable with so few trials.",
         "Trials of one run share its conditions: a machine that was busy throughout one of them shifts all of its "
         "trials, and no test over them can tell that from slower code.",
     ]
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:g} %"
 
 
 def _marked(mark: str, table: str) -> str:

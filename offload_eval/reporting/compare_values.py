@@ -84,7 +84,8 @@ def headline(comparison: RunComparison) -> str:
     if not comparison.num_pairs:
         opening = f"{comparison.candidate} and {comparison.baseline} have no cell or limit in common"
     counts = [f"{count:,} {VERDICT_WORDS[verdict]}" for verdict in _ORDER if (count := verdicts.count(verdict)) > 0]
-    return f"{opening}: {', '.join(counts) or 'nothing was compared'}; {comparison.num_pairs:,} cells and limits on both sides."
+    listed = ", ".join(counts) or "nothing was compared"
+    return f"{opening}: {listed}; {comparison.num_pairs:,} cells and limits on both sides."
 
 
 def sentence(change: Change) -> str:
@@ -92,7 +93,7 @@ def sentence(change: Change) -> str:
     shown = show_change(change)
     ratio = "" if change.ratio is None else f", {show_ratio(change)}"
     note = f" ({change.note})" if change.note else ""
-    values = f"{shown.baseline} -> {shown.candidate}{ratio}"
+    values = f"was {shown.baseline}, is {shown.candidate}{ratio}"
     return f"{change.workload} / {change.strategy}: {shown.label} {values}: {VERDICT_WORDS[change.verdict]}{note}"
 
 
@@ -123,6 +124,5 @@ def _show_interval(interval: Interval | None, divisor: float) -> str:
         return MISSING
     ends = f"{show_number(interval.low / divisor)} to {show_number(interval.high / divisor)}"
     trials = f"{interval.samples} trial{'' if interval.samples == 1 else 's'}"
-    return ends + (
-        f", {trials}" if interval.confidence is None else f" at {100 * interval.confidence:.1f} %, {trials}"
-    )
+    sure = "" if interval.confidence is None else f" at {100 * interval.confidence:.1f} %"
+    return f"{ends}{sure}, {trials}"
