@@ -95,15 +95,16 @@ def compare_times(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> tuple[list[Ch
     tests = [index for index, pair in enumerate(seen) if pair.can_decide]
     p_values = [rank_sum_p(pair.before, pair.after) for pair in seen]
     adjusted = dict(zip(tests, holm([p_values[index] or 0.0 for index in tests]), strict=True))
-    return [_change(pair, p_values[index], adjusted.get(index), len(tests)) for index, pair in enumerate(seen)], len(
-        tests
-    )
+    # With enough trials everything that has any on both sides would be tested.
+    needed = trials_to_decide(sum(bool(pair.before and pair.after) for pair in seen), LEVEL)
+    changes = [_change(pair, p_values[index], adjusted.get(index), needed) for index, pair in enumerate(seen)]
+    return changes, len(tests)
 
 
-def _change(pair: TimedPair, p: float | None, adjusted_p: float | None, num_tests: int) -> Change:
+def _change(pair: TimedPair, p: float | None, adjusted_p: float | None, needed: int) -> Change:
     before, after = summarize(pair.before), summarize(pair.after)
     old, new = median_of(before), median_of(after)
-    verdict, note = _verdict(pair, p, adjusted_p, num_tests)
+    verdict, note = _verdict(pair, p, adjusted_p, needed)
     swapped = [
         side for side, record in (("baseline", pair.baseline), ("candidate", pair.candidate)) if is_swapped(record)
     ]
@@ -130,7 +131,7 @@ def _change(pair: TimedPair, p: float | None, adjusted_p: float | None, num_test
     )
 
 
-def _verdict(pair: TimedPair, p: float | None, adjusted_p: float | None, num_tests: int) -> tuple[Verdict, str]:
+def _verdict(pair: TimedPair, p: float | None, adjusted_p: float | None, needed: int) -> tuple[Verdict, str]:
     if p is None:
         return ("new", "not timed in the baseline") if not pair.before else ("missing", "not timed any more")
     if adjusted_p is not None and adjusted_p < LEVEL:
@@ -140,7 +141,6 @@ def _verdict(pair: TimedPair, p: float | None, adjusted_p: float | None, num_tes
     if pair.is_likely:
         how = "all trials of one side are beyond all of the other; too few for a test"
         return ("likely_worse" if pair.is_worse else "likely_better"), how
-    needed = trials_to_decide(max(1, num_tests), LEVEL)
     if adjusted_p is None or min(len(pair.before), len(pair.after)) < needed:
         trials = f"{len(pair.before)} against {len(pair.after)} trials"
         return "undecided", f"not decidable with so few trials ({trials}); {needed} on each side can be"
