@@ -18,6 +18,7 @@ from factories import (
     QUANTIZED,
     STREAMED,
     make_budget,
+    make_conditions,
     make_experiment,
     make_facts,
     make_failure,
@@ -425,6 +426,24 @@ class TestPlanted:
         assert one(compare_runs(before, after), EQUAL_TOKENS).verdict == "changed"
 
 
+class TestNotes:
+    def test_swap_and_other_processes_stand_beside_a_time(self) -> None:
+        swapped = make_record(trials=(make_trial(swap_in_bytes=4096), make_timing(), make_timing()))
+        contended = make_record(conditions=make_conditions(contention_ratio=2.0))
+        note = one(compare((swapped,), (contended,)), "tpot_s").note
+        assert "swap was in use in the baseline: the time is the disk's" in note
+        assert "other processes wanted the cores in the candidate" in note
+
+    def test_prompts_of_a_workload_that_only_one_run_has_are_no_condition(self) -> None:
+        other = make_record(spec=make_spec(workload=make_workload(name="large", batch_size=3)))
+        assert compare((make_record(),), (make_record(), other)).conditions == ()
+
+    def test_other_prompts_are_listed(self) -> None:
+        other = make_record(spec=make_spec(prompt_fingerprint="beef"))
+        (condition,) = compare((make_record(),), (other,)).conditions
+        assert (condition.name, condition.candidate) == ("prompts of small", "beef")
+
+
 class TestNoise:
     """Runs whose trials come from one distribution."""
 
@@ -742,6 +761,16 @@ class TestGate:
         comparison = compare((make_quantized(),), (make_quantized(fidelity=None),))
         assert outcomes(comparison, gate(mean_kl_nats=MetricLimit(worse_by=1))) == [("mean_kl_nats", "broken")]
 
+    def test_a_limit_without_any_figure_is_said_to_be_undecided(self) -> None:
+        own = StrategyGate(strategy="streamed", limits=GateLimits(tpot_s=MetricLimit(at_most=1)))
+        spec = GateSpec(limits=GateLimits(kv_host_bytes=MetricLimit(at_most=1)), strategies=(own,))
+        record = make_record(trials=(make_trial(kv_cache_host_bytes=None),))
+        lines = check_gate(compare((record,), (record,)), spec).lines
+        assert [(line.strategy, line.metric, line.outcome) for line in lines] == [
+            ("any strategy", "kv_host_bytes", "undecided"),
+            ("streamed", "tpot_s", "undecided"),
+        ]
+
     def test_a_gate_knows_every_metric_that_has_a_better_side(self) -> None:
         metrics = {metric.name for metric in (*VALUE_METRICS, *LIMIT_METRICS) if metric.lower_is_better is not None}
         metrics |= {metric.name for metric in (*TIMED_METRICS, *TRACED_PEAKS.values())} | {EQUAL_TOKENS}
@@ -849,6 +878,13 @@ class TestText:
             "1.000001x",
         ]
 
+    def test_shares_that_differ_never_read_the_same(self) -> None:
+        before, after = (
+            (make_quantized(fidelity=make_fidelity(0.02, top1_agreement_ratio=x)),) for x in (1.0, 0.99999)
+        )
+        row = next(line for line in render_comparison(compare(before, after)).splitlines() if "| top-1" in line)
+        assert [cell.strip() for cell in row.split("|")[4:7]] == ["1.000000", "0.9999900", "0.999990x"]
+
     def test_json_and_csv_have_every_change_in_si_units(self) -> None:
         comparison = self.comparison()
         document = json.loads(comparison_json(comparison))
@@ -928,7 +964,10 @@ class TestCommand:
         for arguments, said in (
             ((runs[0], tmp_path / "none"), "not a run directory"),
             ((*runs, "--junit", tmp_path / "x.xml"), "--junit needs --gate"),
-            ((*runs, "--gate", wrong), "strategies[0].strategy: 'stremed' is in neither run; allowed: dynamic"),
+            (
+                (*runs, "--gate", wrong),
+                "gate.yaml: strategies[0].strategy: 'stremed' is in neither run; allowed: dynamic",
+            ),
             ((*runs, "--gate", tmp_path), "is not a file"),
         ):
             result = invoke(*arguments)

@@ -14,6 +14,7 @@ from offload_eval.core.records import RunRecord
 HOST_MEMORY_RATIO: Final = 0.02
 """Host memory this close together is the same machine's: a kernel keeps some of it, and not always as much."""
 _HOST_MEMORY: Final = "host memory (bytes)"
+_PROMPTS: Final = "prompts of "
 _HARDWARE: Final = ("cpu", "cpu_cores")
 _ACCELERATOR_HARDWARE: Final = ("name", "memory_bytes", "pcie_generation", "pcie_width")
 _STRUCTURE: Final = ("model_type", "layer_groups", "vocab_size", "hidden_size")
@@ -74,8 +75,13 @@ def conditions(baseline: RunSide, candidate: RunSide) -> tuple[Condition, ...]:
     return tuple(
         Condition(name=name, baseline=_shown(before.get(name)), candidate=_shown(after.get(name)))
         for name in dict.fromkeys([*before, *after])
-        if set(before.get(name, ())) != set(after.get(name, ()))
+        if set(before.get(name, ())) != set(after.get(name, ())) and not _is_of_one_side(name, before, after)
     )
+
+
+def _is_of_one_side(name: str, before: Mapping[str, object], after: Mapping[str, object]) -> bool:
+    """Prompts of a workload that only one side has: its cells are missing or new, and that says it."""
+    return name.startswith(_PROMPTS) and (name in before) != (name in after)
 
 
 def _is_one(name: str, values: Sequence[object]) -> bool:
@@ -134,6 +140,6 @@ def _soft_facts(record: RunRecord) -> dict[str, object]:
         facts |= {f"measurement.{name}": getattr(plan, name) for name in plan.__struct_fields__}
         facts |= {
             "baseline strategy": spec.baseline.label,
-            f"prompts of {spec.workload.label}": spec.prompt_fingerprint,
+            f"{_PROMPTS}{spec.workload.label}": spec.prompt_fingerprint,
         }
     return facts

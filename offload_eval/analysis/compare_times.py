@@ -17,6 +17,7 @@ import msgspec
 
 from offload_eval.analysis.compare_metrics import TIMED_METRICS, TimedMetric
 from offload_eval.analysis.rank_test import holm, rank_sum_p, smallest_p, trials_to_decide
+from offload_eval.analysis.rules_conditions import CONTENDED_RATIO
 from offload_eval.analysis.statistics import median_of, summarize
 from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.comparison import Change, Verdict
@@ -105,10 +106,6 @@ def _change(pair: TimedPair, p: float | None, adjusted_p: float | None, needed: 
     before, after = summarize(pair.before), summarize(pair.after)
     old, new = median_of(before), median_of(after)
     verdict, note = _verdict(pair, p, adjusted_p, needed)
-    swapped = [
-        side for side, record in (("baseline", pair.baseline), ("candidate", pair.candidate)) if is_swapped(record)
-    ]
-    notes = [note, f"swap was in use in the {' and the '.join(swapped)}: the time is the disk's" if swapped else ""]
     return Change(
         metric=pair.metric.name,
         title=pair.metric.title,
@@ -125,10 +122,21 @@ def _change(pair: TimedPair, p: float | None, adjusted_p: float | None, needed: 
         adjusted_p=adjusted_p,
         baseline_interval=before,
         candidate_interval=after,
-        note="; ".join(each for each in notes if each),
+        note="; ".join([*([note] if note else []), *_disturbances(pair)]),
         baseline_run_id=pair.baseline.run_id,
         candidate_run_id=pair.candidate.run_id,
     )
+
+
+def _disturbances(pair: TimedPair) -> list[str]:
+    """What was seen around the trials that makes times longer, and says nothing of the code."""
+    sides = (("baseline", pair.baseline), ("candidate", pair.candidate))
+    swapped = [side for side, record in sides if is_swapped(record)]
+    contended = [side for side, record in sides if (record.conditions.contention_ratio or 0) > CONTENDED_RATIO]
+    return [
+        *([f"swap was in use in the {' and the '.join(swapped)}: the time is the disk's"] if swapped else []),
+        *([f"other processes wanted the cores in the {' and the '.join(contended)}"] if contended else []),
+    ]
 
 
 def _verdict(pair: TimedPair, p: float | None, adjusted_p: float | None, needed: int) -> tuple[Verdict, str]:

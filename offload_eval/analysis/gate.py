@@ -5,7 +5,6 @@ for a time that grew, the candidate's low end against the baseline's high end. S
 that the trials' own spread explains, and with fewer than `LEAST_TRIALS` on either side it stays undecided.
 """
 
-from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from offload_eval.analysis.compare_metrics import as_number
@@ -38,7 +37,26 @@ def check_gate(comparison: RunComparison, gate: GateSpec) -> GateResult:
         if change.metric != STATUS
         for line in _lines(change, _limit(gate.limits, own.get(change.strategy), change.metric))
     ]
-    return GateResult(lines=(*states, *figures))
+    return GateResult(lines=(*states, *figures, *_nothing_to_check(comparison, gate)))
+
+
+def _nothing_to_check(comparison: RunComparison, gate: GateSpec) -> list[GateLine]:
+    """A limit that no cell has a figure for would otherwise look kept."""
+    seen = {(strategy, each.metric) for each in comparison.changes for strategy in (None, each.strategy)}
+    sections = [(None, gate.limits), *((each.strategy, each.limits) for each in gate.strategies)]
+    return [
+        GateLine(
+            workload="any workload",
+            strategy=strategy or "any strategy",
+            metric=metric,
+            limit="stated",
+            outcome="undecided",
+            message="no cell or limit has this figure on both sides",
+        )
+        for strategy, limits in sections
+        for metric in limits.__struct_fields__
+        if getattr(limits, metric) is not None and (strategy, metric) not in seen
+    ]
 
 
 def _allowed(gate: GateSpec, own: dict[str, StrategyGate]) -> dict[str | None, set[str]]:
@@ -144,8 +162,3 @@ def _is_past(change: Change, name: str, bound: float, ends: _Ends) -> bool:
     worse = ends.after - ends.before if change.lower_is_better else ends.before - ends.after
     room = bound * abs(ends.before) if name == "worse_by_ratio" else bound
     return worse > room + _ROUNDING * max(abs(room), abs(ends.before) if ends.before != float("inf") else 0)
-
-
-def gated_labels(comparison: RunComparison) -> Sequence[str]:
-    """The labels of all strategies that either run has something of."""
-    return list(dict.fromkeys(change.strategy for change in comparison.changes))

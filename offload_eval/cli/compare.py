@@ -1,10 +1,11 @@
 """`offload-eval compare`: a candidate run held against a baseline run, and against a gate."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from offload_eval.analysis.compare_pairs import RunSide
 from offload_eval.analysis.compare_runs import compare_runs
-from offload_eval.analysis.gate import check_gate, gated_labels
+from offload_eval.analysis.gate import check_gate
 from offload_eval.cli.console import print_json, result_console
 from offload_eval.core.comparison import RunComparison
 from offload_eval.core.gate import GateResult
@@ -44,7 +45,7 @@ def compare_command(
     comparison = compare_runs(*sides, allow_mismatch=allow_mismatch)
     result = None
     if asked is not None and gate is not None:
-        check_labels(gate, asked, gated_labels(comparison))
+        check_labels(gate, asked, _labels(sides))
         result = check_gate(comparison, asked)
     files = _write(comparison, result, out, junit)
     if json_output:
@@ -70,6 +71,11 @@ def _side(path: Path, name: str) -> RunSide:
     records = tuple(directory.records())
     tokens = read_reference_tokens(path, records)
     return RunSide(name=name, experiment=directory.experiment, records=records, tokens=tokens)
+
+
+def _labels(sides: Iterable[RunSide]) -> list[str]:
+    """The labels of all strategies that either run has something of."""
+    return list(dict.fromkeys(record.spec.strategy.label for side in sides for record in side.records))
 
 
 def _write(comparison: RunComparison, result: GateResult | None, out: Path | None, junit: Path | None) -> list[Path]:

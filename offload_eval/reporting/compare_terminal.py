@@ -47,7 +47,7 @@ def _table(changes: Sequence[Change]) -> Table:
     for title in ("workload", "strategy", "metric (unit)"):
         table.add_column(title, overflow="fold", max_width=_NAME_WIDTH)
     for title in ("baseline", "candidate", "ratio"):
-        table.add_column(title, justify="right", overflow="fold", max_width=12)
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold", max_width=13)
     for change in changes:
         shown = show_change(change)

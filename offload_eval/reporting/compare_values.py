@@ -17,6 +17,7 @@ VERDICT_WORDS: Final[dict[Verdict, str]] = {
     "undecided": "undecided",
     "same": "same",
 }
+_DIGITS: Final = (4, 7, 16)
 _ORDER: Final[tuple[Verdict, ...]] = (
     "worse",
     "missing",
@@ -47,8 +48,7 @@ def show_change(change: Change) -> Shown:
     ends = (change.baseline_interval, change.candidate_interval)
     return Shown(
         f"{change.title} ({unit})",
-        _show(change.baseline, divisor),
-        _show(change.candidate, divisor),
+        *_show_both(change, divisor),
         *(_show_interval(interval, divisor) for interval in ends),
     )
 
@@ -109,13 +109,31 @@ def _scale(change: Change) -> tuple[str, float]:
     return (scale.unit, scale.bytes) if len(texts) == len(set(sizes)) else ("B", 1)
 
 
-def _show(value: object, divisor: float) -> str:
+def _show_both(change: Change, divisor: float) -> tuple[str, str]:
+    """In as many digits as tell both values apart."""
+    values = (change.baseline, change.candidate)
+    for digits in _DIGITS:
+        before, after = (_show(value, divisor, digits) for value in values)
+        if values[0] == values[1] or not _read_the_same(before, after):
+            break
+    return before, after
+
+
+def _read_the_same(before: str, after: str) -> bool:
+    """1.000 and 1.0000 do."""
+    try:
+        return float(before.replace(",", "")) == float(after.replace(",", ""))
+    except ValueError:
+        return before == after
+
+
+def _show(value: object, divisor: float, digits: int) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and divisor == 1:
         return f"{value:,}"
     if isinstance(value, int | float):
-        return show_number(value / divisor)
+        return show_number(value / divisor, digits)
     return MISSING if value is None else str(value)
 
 
