@@ -4,6 +4,8 @@ import csv
 import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import combinations
 from math import comb
@@ -238,10 +240,21 @@ class TestPlanted:
         assert change.verdict == "undecided"
         assert f"not decidable with so few trials ({len(old)} against 3 trials); 5 on each side can be" in change.note
 
-    @pytest.mark.parametrize(("lowest", "verdict"), [(0.0118, "likely_worse"), (0.0114, "undecided")])
-    def test_from_five_trials_on_separation_needs_no_gap(self, lowest: float, verdict: str) -> None:
+    @pytest.mark.parametrize(
+        ("new", "verdict"),
+        [
+            # Medians 0.0020 apart, sides 0.0015 and 0.0013 wide.
+            ([0.0118, 0.0126, 0.0130, 0.0131, 0.0131], "likely_worse"),
+            # One trial overlaps.
+            ([0.0114, 0.0126, 0.0130, 0.0131, 0.0131], "undecided"),
+            # A side that is 0.0082 wide.
+            ([0.0118, 0.0126, 0.0130, 0.0131, 0.0200], "undecided"),
+        ],
+    )
+    def test_from_five_trials_on_the_medians_must_be_as_far_apart_as_a_side_is_wide(
+        self, new: list[float], verdict: str
+    ) -> None:
         old = [0.0100, 0.0105, 0.0110, 0.0112, 0.0115]
-        new = [lowest, 0.0126, 0.0128, 0.0130, 0.0131]
         cells = [make_record(), make_streamed(), make_quantized()]
         changed = [
             [msgspec.structs.replace(cell, trials=timed(tpots)) for cell in cells]
@@ -438,12 +451,34 @@ class TestPlanted:
 
 
 class TestNotes:
-    def test_swap_and_other_processes_stand_beside_a_time(self) -> None:
-        swapped = make_record(trials=(make_trial(swap_in_bytes=4096), make_timing(), make_timing()))
-        contended = make_record(conditions=make_conditions(contention_ratio=2.0))
-        note = one(compare((swapped,), (contended,)), "tpot_s").note
-        assert "swap was in use in the baseline: the time is the disk's" in note
-        assert "other processes wanted the cores in the candidate" in note
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"contention": 1.51}, "other processes wanted the cores in the candidate"),
+            ({"swap_in_bytes": 4096}, "swap was in use in the candidate: the time is the disk's"),
+            ({}, ""),
+        ],
+    )
+    def test_a_time_that_swap_or_busy_cores_are_in_is_undecided(self, changes: dict[str, Any], said: str) -> None:
+        contention = changes.pop("contention", 1.5)
+        slow = make_record(
+            trials=timed([0.02, 0.02, 0.02], **changes), conditions=make_conditions(contention_ratio=contention)
+        )
+        comparison = compare((make_record(),), (slow,))
+        change = one(comparison, "tpot_s")
+        assert change.disturbance == said
+        assert change.verdict == ("undecided" if said else "likely_worse")
+        assert outcomes(comparison, gate(tpot_s=MetricLimit(worse_by=0))) == [
+            ("tpot_s", "undecided" if said else "broken")
+        ]
+
+    def test_busy_cores_are_not_what_computes_on_a_device(self) -> None:
+        slow = timed([0.02, 0.02, 0.02])
+        before, after = (
+            make_record(evidence="measured", conditions=make_conditions(contention_ratio=2.0), trials=trials)
+            for trials in (timed([0.01, 0.01, 0.01]), slow)
+        )
+        assert one(compare((before,), (after,)), "tpot_s").verdict == "likely_worse"
 
     def test_prompts_of_a_workload_that_only_one_run_has_are_no_condition(self) -> None:
         other = make_record(spec=make_spec(workload=make_workload(name="large", batch_size=3)))
@@ -887,6 +922,7 @@ class TestText:
         assert printed(comparison).startswith("Nothing got worse or better in after against before")
         text = render_comparison(comparison)
         assert "No verdict was raised." in text
+        assert "Undecided times: 3 with too few trials, of which 5 on each side could decide." in text
         assert "not decidable with so few trials (3 against 3 trials)" in text
 
     def test_bytes_that_differ_never_read_the_same(self) -> None:
@@ -946,6 +982,16 @@ def invoke(*arguments: object) -> Any:
 
 
 class TestCommand:
+    def test_it_imports_no_framework(self, runs: tuple[Path, Path]) -> None:
+        code = (
+            "import sys\nfrom offload_eval.cli.compare import compare_command\nfrom pathlib import Path\n"
+            f"compare_command(baseline=Path({str(runs[0])!r}), candidate=Path({str(runs[1])!r}), out=None, gate=None, "
+            "junit=None, allow_mismatch=False, json_output=False)\n"
+            "print([name for name in ('torch', 'transformers', 'pandas') if name in sys.modules])"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert result.stdout.splitlines()[-1] == "[]"
+
     @pytest.fixture
     def runs(self, tmp_path: Path) -> tuple[Path, Path]:
         before = write_run(tmp_path / "before", make_record(), make_quantized())

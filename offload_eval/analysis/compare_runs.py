@@ -39,7 +39,7 @@ def compare_runs(baseline: RunSide, candidate: RunSide, *, allow_mismatch: bool 
     pairs = paired_cells(baseline, candidate)
     if_ok = [(old, new) for old, new in pairs if old.status == new.status == "ok"]
     limit_states, limit_figures, num_limits = compare_limits(baseline, candidate)
-    timed, num_tests = compare_times(if_ok)
+    timed, num_tests, needed = compare_times(if_ok)
     values = [change for pair in if_ok for metric in VALUE_METRICS if (change := compare_value(metric, *pair))]
     tokens = compare_tokens(baseline, candidate, if_ok)
     explained = memories_of(baseline), memories_of(candidate)
@@ -53,6 +53,7 @@ def compare_runs(baseline: RunSide, candidate: RunSide, *, allow_mismatch: bool 
         changes=(*compare_states(baseline, candidate), *limit_states, *limit_figures, *figures),
         memory=explain_changes(*explained, pairs),
         num_pairs=len(pairs) + num_limits,
+        trials_to_decide=needed,
         num_tests=num_tests,
     )
 

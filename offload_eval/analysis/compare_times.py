@@ -3,10 +3,10 @@
 A difference is *worse* or *better* where Holm's adjusted p, over all tests of the comparison, is below `LEVEL` and the
 medians lie `LEAST_EFFECT` apart. With few trials no test gets there: of three against three p is never below 0.1. What
 may then be said is *likely*: all trials of one side are beyond all of the other, the medians are `LIKELY_EFFECT`
-apart, and, below `SEPARATED_TRIALS` a side, the gap between the sides is at least as wide as the wider of them. Equal
-samples of three do so less than once in 100 figures where trials vary by 10 % and more (standard deviation), once in
-500 where they vary by 5 %, and not at all by 2 % (simulated, log-normal). All else that could not have been decided is
-*undecided*.
+apart, and they are at least as far apart as the wider side is wide; below `SEPARATED_TRIALS` a side the gap between
+the sides is. Equal samples of three do so less than once in 100 figures where trials vary by 10 % and more (standard
+deviation), once in 500 where they vary by 5 %, and not at all by 2 % (simulated, log-normal). All else that could not
+have been decided is *undecided*, and so is a time that swap or busy cores are in.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ LIKELY_EFFECT: Final = 0.10
 LIKELY_TRIALS: Final = 3
 """On each side, for anything to be likely."""
 SEPARATED_TRIALS: Final = 5
-"""On each side, from which on complete separation alone is rare enough: 1 in 126 of equal samples."""
+"""On each side, from which on complete separation is rare by itself: 1 in 126 of equal samples."""
 
 
 class TimedPair(msgspec.Struct, frozen=True):
@@ -70,7 +70,8 @@ class TimedPair(msgspec.Struct, frozen=True):
         gap = min(higher) - max(lower)
         if trials < LIKELY_TRIALS or gap <= 0 or self.effect < LIKELY_EFFECT:
             return False
-        return trials >= SEPARATED_TRIALS or gap >= max(max(lower) - min(lower), max(higher) - min(higher))
+        width = max(max(lower) - min(lower), max(higher) - min(higher))
+        return (gap if trials < SEPARATED_TRIALS else median(higher) - median(lower)) >= width
 
 
 def _larger_over_smaller(old: float, new: float) -> float | None:
@@ -81,11 +82,11 @@ def _larger_over_smaller(old: float, new: float) -> float | None:
     return None if larger <= 0 else float("inf")
 
 
-def compare_times(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> tuple[list[Change], int]:
+def compare_times(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> tuple[list[Change], int, int]:
     """Holds every timed figure of every pair side by side.
 
     Returns:
-        The changes, by pair, and how many tests are in the family.
+        The changes, by pair, how many tests are in the family, and with how many trials a side each could decide.
     """
     timed = [
         TimedPair(metric, baseline, candidate, metric.samples(baseline), metric.samples(candidate))
@@ -99,13 +100,16 @@ def compare_times(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> tuple[list[Ch
     # With enough trials everything that has any on both sides would be tested.
     needed = trials_to_decide(sum(bool(pair.before and pair.after) for pair in seen), LEVEL)
     changes = [_change(pair, p_values[index], adjusted.get(index), needed) for index, pair in enumerate(seen)]
-    return changes, len(tests)
+    return changes, len(tests), needed
 
 
 def _change(pair: TimedPair, p: float | None, adjusted_p: float | None, needed: int) -> Change:
     before, after = summarize(pair.before), summarize(pair.after)
     old, new = median_of(before), median_of(after)
     verdict, note = _verdict(pair, p, adjusted_p, needed)
+    disturbance = _disturbance(pair)
+    if disturbance and verdict not in ("missing", "new"):
+        verdict, note = "undecided", disturbance
     return Change(
         metric=pair.metric.name,
         title=pair.metric.title,
@@ -122,21 +126,28 @@ def _change(pair: TimedPair, p: float | None, adjusted_p: float | None, needed: 
         adjusted_p=adjusted_p,
         baseline_interval=before,
         candidate_interval=after,
-        note="; ".join([*([note] if note else []), *_disturbances(pair)]),
+        disturbance=disturbance,
+        note=note,
         baseline_run_id=pair.baseline.run_id,
         candidate_run_id=pair.candidate.run_id,
     )
 
 
-def _disturbances(pair: TimedPair) -> list[str]:
-    """What was seen around the trials that makes times longer, and says nothing of the code."""
+def _disturbance(pair: TimedPair) -> str:
+    """What makes times longer and says nothing of the code: swap, and on an emulated device busy cores."""
     sides = (("baseline", pair.baseline), ("candidate", pair.candidate))
     swapped = [side for side, record in sides if is_swapped(record)]
-    contended = [side for side, record in sides if (record.conditions.contention_ratio or 0) > CONTENDED_RATIO]
-    return [
+    contended = [side for side, record in sides if _is_contended(record)]
+    said = [
         *([f"swap was in use in the {' and the '.join(swapped)}: the time is the disk's"] if swapped else []),
         *([f"other processes wanted the cores in the {' and the '.join(contended)}"] if contended else []),
     ]
+    return "; ".join(said)
+
+
+def _is_contended(record: RunRecord) -> bool:
+    """On a device of its own, busy cores are a finding of the run, but not what computes."""
+    return record.evidence == "emulated" and (record.conditions.contention_ratio or 0) > CONTENDED_RATIO
 
 
 def _verdict(pair: TimedPair, p: float | None, adjusted_p: float | None, needed: int) -> tuple[Verdict, str]:

@@ -2,7 +2,8 @@
 
 A value that a cell has once is past its limit by itself. A time is past it where the near ends of both intervals are:
 for a time that grew, the candidate's low end against the baseline's high end. So no gate is broken by a difference
-that the trials' own spread explains, and with fewer than `LEAST_TRIALS` on either side it stays undecided.
+that the trials' own spread explains. With fewer than `LEAST_TRIALS` on either side, or with swap or busy cores in the
+time, it stays undecided.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -124,6 +125,8 @@ def _outcome(change: Change, name: str, bound: float) -> tuple[Outcome, str]:
         return "undecided", f"{values}: there is nothing to be worse than"
     if change.test == "ranks" and not _is_sampled_enough(change, name):
         return "undecided", f"{values}: fewer than {LEAST_TRIALS} trials; noise is not known"
+    if change.disturbance:
+        return "undecided", f"{values}: {change.disturbance}"
     ends = _ends(change, name)
     if ends is None:
         return "undecided", f"{values}: no number"

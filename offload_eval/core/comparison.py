@@ -56,6 +56,8 @@ class Change(Strict, frozen=True, kw_only=True):
     """Holm's, over all tests of the comparison that could have shown anything."""
     baseline_interval: Interval | None = None
     candidate_interval: Interval | None = None
+    disturbance: str = ""
+    """What was seen around the trials of a time that has nothing to do with the code; it leaves the time undecided."""
     note: str = ""
     """Why the verdict is what it is, where the values do not say."""
     baseline_run_id: str | None = None
@@ -107,5 +109,7 @@ class RunComparison(Strict, frozen=True, kw_only=True):
     memory: tuple[MemoryChange, ...] = ()
     num_pairs: int = 0
     """Cells and limits that are on both sides."""
+    trials_to_decide: int = 0
+    """Trials on each side with which a rank-sum test of every timed figure could decide."""
     num_tests: int = 0
     """Rank-sum tests in the family that p values are adjusted for."""

@@ -11,7 +11,14 @@ from rich.text import Text
 from offload_eval.core.comparison import RAISED, Change, RunComparison
 from offload_eval.core.gate import GateResult
 from offload_eval.reporting.compare_text import gate_headline, mismatch_mark
-from offload_eval.reporting.compare_values import VERDICT_WORDS, by_weight, headline, show_change, show_ratio
+from offload_eval.reporting.compare_values import (
+    VERDICT_WORDS,
+    by_weight,
+    headline,
+    show_change,
+    show_ratio,
+    undecided_words,
+)
 from offload_eval.reporting.display import one_line
 
 _NAME_WIDTH: Final = 22
@@ -30,6 +37,7 @@ def render_terminal_comparison(comparison: RunComparison, gate: GateResult | Non
         parts += [Text(""), _table(raised)]
         parts += [Text(f"  {one_line(_noted(change), _CHARACTERS)}") for change in raised if _says_too_little(change)]
         parts += [Text("The table is of runs that are not alike: see above.")] if mark else []
+    parts += [Text(words)] if (words := undecided_words(comparison)) else []
     parts += _conditions(comparison)
     return Group(*parts)
 

@@ -22,6 +22,7 @@ from offload_eval.reporting.compare_values import (
     show_change,
     show_p,
     show_ratio,
+    undecided_words,
 )
 from offload_eval.reporting.display import MISSING, one_line
 from offload_eval.reporting.markdown import Verbatim, bullets, paragraph, render_table, section
@@ -51,6 +52,7 @@ def render_comparison(comparison: RunComparison, gate: GateResult | None = None)
             f"{comparison.candidate} against {comparison.baseline}",
             *([_strong(mark)] if mark else []),
             paragraph(headline(comparison)),
+            paragraph(undecided_words(comparison)),
             level=1,
         ),
         *([section("Gate", _gate_words(gate), _marked(mark, render_gate(gate.lines)))] if gate else []),
@@ -195,8 +197,9 @@ def method(comparison: RunComparison) -> list[str]:
         f"where p is below {LEVEL:g} after Holm's correction over {comparison.num_tests:,} tests and the medians are "
         f"at least {_percent(LEAST_EFFECT)} apart (of an exposed time: of TTFT or TPOT).",
         f"Likely, where no test can decide: at least {LIKELY_TRIALS} trials a side, completely separated, medians "
-        f"at least {_percent(LIKELY_EFFECT)} apart; below {SEPARATED_TRIALS} trials also a gap as wide as either "
-        "side. Undecided: not decidable with so few trials.",
+        f"at least {_percent(LIKELY_EFFECT)} apart and as far as the wider side is wide; below {SEPARATED_TRIALS} "
+        "trials the gap between the sides is that wide. Undecided: not decidable with so few trials, or swap or, on "
+        "an emulated device, busy cores are in the time.",
         "Trials of one run share its conditions: a machine that was busy throughout one of them shifts all of its "
         "trials, and no test over them can tell that from slower code.",
     ]

@@ -88,6 +88,20 @@ def headline(comparison: RunComparison) -> str:
     return f"{opening}: {listed}; {comparison.num_pairs:,} cells and limits on both sides."
 
 
+def undecided_words(comparison: RunComparison) -> str:
+    """Why times are undecided, and what would decide them; empty where none is."""
+    undecided = [change for change in comparison.changes if change.verdict == "undecided"]
+    disturbed = sum(bool(change.disturbance) for change in undecided)
+    few = len(undecided) - disturbed
+    said = [
+        f"{few:,} with too few trials, of which {comparison.trials_to_decide:,} on each side could decide"
+        if few
+        else "",
+        f"{disturbed:,} with swap or busy cores in them" if disturbed else "",
+    ]
+    return f"Undecided times: {'; '.join(each for each in said if each)}." if undecided else ""
+
+
 def sentence(change: Change) -> str:
     """One change in one line."""
     shown = show_change(change)
