@@ -917,6 +917,14 @@ class TestText:
         assert rows
         assert all(row.count("<td") in (0, 7) for row in rows)
 
+    def test_more_verdicts_than_a_screen_holds_are_counted(self) -> None:
+        cells = [make_spec(workload=make_workload(name=f"w{number}", batch_size=number)) for number in range(1, 46)]
+        before = [make_record(spec=spec) for spec in cells]
+        text = printed(compare(before, before[:1]))
+        assert "and 4 more, in compare.md and in --json" in text
+        assert " w42 " not in text
+        assert "w45" in render_comparison(compare(before, before[:1]))
+
     def test_equal_runs_say_so(self) -> None:
         comparison = compare((make_record(),), (make_record(),))
         assert printed(comparison).startswith("Nothing got worse or better in after against before")
@@ -965,6 +973,7 @@ class TestText:
         cases = root.findall("./testsuite/testcase")
         assert len(cases) == len(result.lines) == int(root.attrib["tests"])
         failed = [case for case in cases if case.find("failure") is not None]
+        assert gate_junit(comparison, result).startswith("<?xml version='1.0' encoding='utf-8'?>")
         assert len(failed) == len(result.broken) == int(root.attrib["failures"]) > 0
         messages = [case.find("failure").attrib["message"] for case in failed]  # type: ignore[union-attr]
         assert any("<script>alert(1)</script>" in message for message in messages)

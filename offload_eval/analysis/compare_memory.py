@@ -41,16 +41,21 @@ def explain_changes(before: Memories, after: Memories, pairs: Sequence[Pair]) ->
     """
     changes = [
         _explained(old, new, phase, before[old.run_id, phase], after[new.run_id, phase])
-        for old, new in pairs
+        for old, new in _known(before, after, pairs)
         for phase in PHASES
     ]
     return tuple(change for change in changes if change is not None)
 
 
+def _known(before: Memories, after: Memories, pairs: Sequence[Pair]) -> list[Pair]:
+    """Pairs whose memory is known: of two records of one spec only the later one's is."""
+    return [(old, new) for old, new in pairs if (old.run_id, "prefill") in before and (new.run_id, "prefill") in after]
+
+
 def compare_traced_peaks(before: Memories, after: Memories, pairs: Sequence[Pair]) -> list[Change]:
     """Holds the traced peaks of every pair side by side."""
     changes: list[Change] = []
-    for old, new in pairs:
+    for old, new in _known(before, after, pairs):
         for phase, metric in TRACED_PEAKS.items():
             mine, theirs = before[old.run_id, phase], after[new.run_id, phase]
             if mine.traced_peak_bytes is None and theirs.traced_peak_bytes is None:

@@ -68,12 +68,14 @@ def gate_junit(comparison: RunComparison, gate: GateResult) -> str:
     counts = {"tests": len(gate.lines), "failures": len(gate.broken), "errors": 0, "skipped": skipped}
     attributes = {name: str(count) for name, count in counts.items()}
     root = ElementTree.Element("testsuites", attributes)
-    name = one_line(f"{comparison.candidate} against {comparison.baseline}")
+    mark = " (not alike)" if comparison.mismatches else ""
+    name = one_line(f"{comparison.candidate} against {comparison.baseline}{mark}")
     suite = ElementTree.SubElement(root, "testsuite", {"name": name, **attributes})
     for line in gate.lines:
         _add_case(suite, line)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    # As text it would declare the locale's encoding, which is not the file's.
+    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
 
 
 def _add_case(suite: ElementTree.Element, line: GateLine) -> None:

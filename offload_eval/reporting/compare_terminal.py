@@ -22,6 +22,7 @@ from offload_eval.reporting.compare_values import (
 from offload_eval.reporting.display import one_line
 
 _NAME_WIDTH: Final = 22
+_MOST_CHANGES: Final = 40
 _MOST_CONDITIONS: Final = 8
 _CHARACTERS: Final = 200
 
@@ -34,12 +35,18 @@ def render_terminal_comparison(comparison: RunComparison, gate: GateResult | Non
     parts += [Text(mark, style="bold")] if mark else []
     parts += _gate_parts(gate) if gate is not None else []
     if raised:
-        parts += [Text(""), _table(raised)]
-        parts += [Text(f"  {one_line(_noted(change), _CHARACTERS)}") for change in raised if _says_too_little(change)]
+        parts += _raised_parts(raised)
         parts += [Text("The table is of runs that are not alike: see above.")] if mark else []
     parts += [Text(words)] if (words := undecided_words(comparison)) else []
     parts += _conditions(comparison)
     return Group(*parts)
+
+
+def _raised_parts(raised: Sequence[Change]) -> list[RenderableType]:
+    shown, rest = raised[:_MOST_CHANGES], len(raised) - _MOST_CHANGES
+    more = [f"and {rest:,} more, in compare.md and in --json"] if rest > 0 else []
+    notes = [f"  {one_line(_noted(change), _CHARACTERS)}" for change in shown if _says_too_little(change)]
+    return [Text(""), _table(shown), *(Text(line) for line in (*more, *notes))]
 
 
 def _gate_parts(gate: GateResult) -> list[RenderableType]:
