@@ -75,7 +75,8 @@ def gate_junit(comparison: RunComparison, gate: GateResult) -> str:
         _add_case(suite, line)
     ElementTree.indent(root)
     # As text it would declare the locale's encoding, which is not the file's.
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
+    document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document.decode() + "\n"
 
 
 def _add_case(suite: ElementTree.Element, line: GateLine) -> None:
