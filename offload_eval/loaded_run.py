@@ -64,7 +64,7 @@ class Run:
     @property
     def limits(self) -> tuple[CapacityLimit, ...]:
         """What the capacity search concluded, by lengths, the in-GPU cache first; empty where there was none."""
-        return find_limits(self.records, self.experiment.capacity)
+        return find_limits(self.experiment, self.records)
 
     def frame(self, what: What = "cells") -> "pd.DataFrame":
         """One tidy table, the same as `offload-eval export --what`.

@@ -84,7 +84,10 @@ def test_traces_and_probes_are_read_where_a_commit_had_them() -> None:
     records = {commit: read_records(GOLDEN / commit / "records.jsonl") for commit in COMMITS}
     traced = {commit: len(latest_traces(each)) for commit, each in records.items()}
     assert traced == {"57391f3": 1, "7e38014": 1, "91cac13": 0, "bf6b2e9": 0, "e2a7227": 1}
-    limits = {commit: [limit.measured for limit in find_limits(each)] for commit, each in records.items()}
+    asked = {commit: RunDirectory.read(GOLDEN / commit).experiment for commit in COMMITS}
+    limits = {
+        commit: [limit.measured for limit in find_limits(asked[commit], each)] for commit, each in records.items()
+    }
     assert limits == {"57391f3": [], "7e38014": [], "91cac13": [], "bf6b2e9": [], "e2a7227": [30]}
 
 

@@ -74,7 +74,7 @@ def _once(entries: Iterator[_Entry]) -> list[_Entry]:
 
 def _entries(run: KeptRun) -> Iterator[_Entry]:
     """The run's cells, and after them the limits at whose lengths there is no cell."""
-    found = find_limits(run.records, run.experiment.capacity)
+    found = find_limits(run.experiment, run.records)
     limits = {(limit.lengths, limit.label): limit for limit in found}
     by_id = {record.run_id: record for record in run.records}
     traces = {content_hash(each.spec): admitted_by_trace(each) for each in latest_traces(cell_records(run.records))}

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from offload_eval import __version__
+from offload_eval.cli.compare_options import compare
 from offload_eval.cli.ending import end
 from offload_eval.cli.export_options import export, history
 from offload_eval.cli.link_options import link
@@ -41,8 +42,8 @@ AllowMismatchOption = Annotated[
 
 app = typer.Typer(
     help="Measures what offloading or quantizing the KV cache buys, beside the analytic bound.",
-    epilog="Exit codes: 0 done; 1 a cell failed or timed out, or a policy no longer holds; 2 bad input; 3 this "
-    "environment cannot do it; 130 interrupted.",
+    epilog="Exit codes: 0 done; 1 a cell failed or timed out, a policy no longer holds or a gate is broken; 2 bad "
+    "input; 3 this environment cannot do it; 130 interrupted.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -168,5 +169,6 @@ app.command()(trace)
 app.command()(link)
 app.command()(export)
 app.command()(history)
+app.command()(compare)
 policy_app.command("settings")(settings_command)
 app.add_typer(policy_app, name="policy")

@@ -73,7 +73,7 @@ Table = Callable[[Experiment, Sequence[RunRecord], HardwareProfile | None], pd.D
 TABLES: Final[Mapping[str, Table]] = {
     "cells": lambda experiment, records, _: cells_frame(_cells(experiment, records)),
     "trials": lambda experiment, records, _: trials_frame(latest_records(_cells(experiment, records))),
-    "limits": lambda experiment, records, _: limits_frame(find_limits(records, experiment.capacity)),
+    "limits": lambda experiment, records, _: limits_frame(find_limits(experiment, records)),
     "memory": lambda experiment, records, _: memory_frame(_cells(experiment, records)),
     "transfers": lambda experiment, records, hardware: transfer_frame(_cells(experiment, records), hardware),
     "traces": lambda experiment, records, _: traces_frame(_cells(experiment, records)),
