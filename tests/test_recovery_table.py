@@ -117,6 +117,12 @@ class TestFindings:
                 "warning",
                 "as failed, and not as oom",
             ),
+            (
+                make_ending("hung", "timeout", raised="Timeout", failed={"stage": "load"}),
+                "drill_missed",
+                "warning",
+                "in stage load",
+            ),
             (make_ending("hung", "failed", raised="WorkerDied"), "drill_missed", "warning", "not as timeout"),
         ],
     )

@@ -19,6 +19,11 @@ class Card(NamedTuple):
     text: str
     caution: str | None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a card: a share of the budget itself is nobody's setting."""
+        return self.caution is None
+
 
 class KvFormat(NamedTuple):
     """An engine's format of the cache."""
@@ -45,7 +50,7 @@ def card(choice: Choice) -> Card:
     return Card(
         budget_bytes,
         f"{format_bytes(budget_bytes)}, which is budget.device_bytes",
-        "RELATIVE TO budget.device_bytes: the policy names no accelerator memory. On a card of another size, multiply "
+        "RELATIVE TO budget.device_bytes, and left out: the policy names no accelerator memory. On a card, multiply "
         f"by {format_bytes(budget_bytes)} and divide by its memory.",
     )
 

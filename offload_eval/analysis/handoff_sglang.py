@@ -66,7 +66,7 @@ def _static_fraction(choice: Choice) -> Setting:
     return Setting(
         target="sglang",
         name="--mem-fraction-static",
-        value=share,
+        value=share if whole.is_known else None,
         derivation=f"{sizes} is not a share of it: the budget does not fit this card."
         if share is None
         else f"{sizes} = {share}, rounded down.{bound} The engine counts weights and KV pool here; activations and "

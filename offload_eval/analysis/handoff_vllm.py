@@ -66,7 +66,7 @@ def _utilization(choice: Choice) -> Setting:
     return Setting(
         target="vllm",
         name="--gpu-memory-utilization",
-        value=share,
+        value=share if whole.is_known else None,
         derivation=f"{sizes} is not a share of it: the budget does not fit this card."
         if share is None
         else f"{sizes} = {share}, rounded down. The engine takes this share of the card for weights, the activation "

@@ -78,13 +78,16 @@ def _not_checked(recovery: FailureRecovery) -> Finding | None:
 
 
 def _other_end(recovery: FailureRecovery) -> Finding | None:
-    if recovery.drill is None or recovery.status in (*_ENDS[recovery.drill], "unsupported"):
+    if recovery.drill is None or recovery.status == "unsupported":
+        return None
+    if recovery.status in _ENDS[recovery.drill] and recovery.stage != "load":  # it never came to the drill
         return None
     return Finding(
         code="drill_missed",
         severity="warning",
         message=f"{failure_words(recovery)} ended as {recovery.status}, and not as "
-        f"{' or '.join(_ENDS[recovery.drill])}: {recovery.raised}: {' '.join((recovery.message or '').split())}",
+        f"{' or '.join(_ENDS[recovery.drill])} where it was meant to: in stage {recovery.stage}, {recovery.raised}: "
+        f"{' '.join((recovery.message or '').split())}",
         remedy="Read the worker's log; what this failure costs is not known.",
         run_ids=(recovery.run_id,),
     )

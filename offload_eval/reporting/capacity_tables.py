@@ -83,6 +83,26 @@ def length_words(lengths: Lengths) -> str:
     return ", ".join(parts)
 
 
+def verdict_lines(limits: Sequence[CapacityLimit]) -> list[str]:
+    """For each combination of lengths, who admits most sessions, and who gives most tokens/s at its own limit."""
+    return [f"{length_words(lengths)}: {_best(group)}." for lengths, group in by_lengths(limits).items()]
+
+
+def _best(group: Sequence[CapacityLimit]) -> str:
+    admitted = [limit for limit in group if limit.measured]
+    if not admitted:
+        return "not one session runs under any strategy that was searched"
+    most = max(admitted, key=lambda limit: (limit.measured or 0, limit.is_in_gpu))
+    over = "" if most.is_in_gpu or most.gain_over_in_gpu is None else f", {show_gain(most)} of the in-GPU cache"
+    words = f"most sessions under {most.label}, {show_measured(most)} ({most.evidence}{over})"
+    timed = [(limit.label, limit.at_limit) for limit in admitted if limit.at_limit is not None]
+    if not timed:
+        return words
+    label, fastest = max(timed, key=lambda each: each[1].tokens_per_s)
+    speed = f"{show_number(fastest.tokens_per_s, 3)} at {fastest.sessions:,} sessions{_mark(fastest)}"
+    return f"{words}; most tokens/s under {label}, {speed}"
+
+
 def limit_sentences(group: Sequence[CapacityLimit]) -> list[str]:
     """What each strategy admits and what stops it, and at what throughput, in a sentence or two."""
     return [_sentence(limit) for limit in group]

@@ -17,7 +17,7 @@ from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.calibration_table import calibration_frame, render_calibrations
-from offload_eval.reporting.capacity_tables import limits_frame, render_limits
+from offload_eval.reporting.capacity_tables import limits_frame, render_limits, verdict_lines
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_share
 from offload_eval.reporting.grid import Cell, experiment_cells, in_order, recorded
@@ -33,6 +33,7 @@ from offload_eval.reporting.strategy_tables import (
     render_spread,
     render_strategy_tables,
 )
+from offload_eval.reporting.table_text import csv_text
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
 from offload_eval.reporting.transfer_tables import render_transfers, transfer_frame
 from offload_eval.reporting.warmup_table import render_warmups
@@ -67,7 +68,12 @@ def render_report(
     findings = section("Findings", _findings(in_order(experiment, records), hardware))
     blocks = [
         section(experiment.name, paragraph(experiment.question), render_evidence(everything), level=1),
-        section("Verdict", _budget(experiment, has_cells=has_cells), *_verdicts(experiment, of_cells, has_cells)),
+        section(
+            "Verdict",
+            _budget(experiment, has_cells=has_cells),
+            bullets(verdict_lines(limits)),
+            *_verdicts(experiment, of_cells, has_cells),
+        ),
         *_capacity_sections(experiment, records, limits),
         *([section(RECOVERY_TITLE, recoveries)] if recoveries else []),
         *(_cell_sections(experiment, of_cells, hardware, findings) if has_cells else [findings]),
@@ -141,20 +147,20 @@ def write_report(
     tables = directory / "tables"
     texts = {
         directory / "report.md": render_report(experiment, records, hardware),
-        tables / "strategies.csv": strategy_frame(everything).to_csv(index=False),
-        tables / "fidelity.csv": fidelity_frame(ordered).to_csv(index=False),
-        tables / "host.csv": host_frame(ordered).to_csv(index=False),
-        tables / "analytic.csv": analytic_frame(ordered).to_csv(index=False),
-        tables / "memory.csv": memory_frame(everything).to_csv(index=False),
-        tables / "transfers.csv": transfer_frame(everything, hardware).to_csv(index=False),
-        tables / "trials.csv": trials_frame(ordered).to_csv(index=False),
+        tables / "strategies.csv": csv_text(strategy_frame(everything)),
+        tables / "fidelity.csv": csv_text(fidelity_frame(ordered)),
+        tables / "host.csv": csv_text(host_frame(ordered)),
+        tables / "analytic.csv": csv_text(analytic_frame(ordered)),
+        tables / "memory.csv": csv_text(memory_frame(everything)),
+        tables / "transfers.csv": csv_text(transfer_frame(everything, hardware)),
+        tables / "trials.csv": csv_text(trials_frame(ordered)),
     }
     policy = policy_of(experiment, limits, records)
     if policy is not None:
-        texts[tables / "limits.csv"] = limits_frame(limits).to_csv(index=False)
-        texts[tables / "calibration.csv"] = calibration_frame(policy).to_csv(index=False)
+        texts[tables / "limits.csv"] = csv_text(limits_frame(limits))
+        texts[tables / "calibration.csv"] = csv_text(calibration_frame(policy))
     if not (recoveries := recovery_frame(in_order(experiment, records))).empty:
-        texts[tables / "recovery.csv"] = recoveries.to_csv(index=False)
+        texts[tables / "recovery.csv"] = csv_text(recoveries)
     tables.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         _write_whole(path, text)
