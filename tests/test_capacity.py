@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from factories import (
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from rich.console import Console
 
 from offload_eval.analysis.limits import find_limits, has_failed_search
 from offload_eval.analysis.policy import policy_of
@@ -33,6 +35,7 @@ from offload_eval.core.records import Conditions, Failure, PhaseSample, TrialSam
 from offload_eval.core.trace import PhaseTrace, StepTrace
 from offload_eval.reporting.capacity_tables import limits_frame, render_limits, show_under_objectives
 from offload_eval.reporting.report import render_report
+from offload_eval.reporting.terminal import render_terminal
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 MIB = 1024**2
@@ -299,10 +302,10 @@ capacity: {{timing_trials: 1, drills: false}}
 """
 
 
-def test_a_real_model_on_real_text(tmp_path):
+def test_a_real_model_on_real_text(tmp_path, demo_model):
     """Weights of SmolLM2-135M take 256.6 MiB; a session's 35 tokens 35 * 23,040 bytes = 0.77 MiB: at most 9."""
     file = tmp_path / "real.yaml"
-    file.write_text(REAL.format(model=CONFIGS.parent / "models" / "SmolLM2-135M-Instruct"))
+    file.write_text(REAL.format(model=demo_model))
     done = run_capacity(str(file), "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     dynamic, streamed = json.loads(done.stdout)["limits"]
@@ -314,6 +317,17 @@ def test_a_real_model_on_real_text(tmp_path):
         assert limit["traced"] == limit["measured"] or limit["difference"]
         assert limit["tokens_per_s_at_limit"] > 0
         assert limit["tpot_s_at_limit"] > 0
+
+
+def test_the_terminal_table_fits_100_columns():
+    records = [make_probe(20), make_oom(21), make_timed(20, tpot_s=0.010)]
+    experiment = make_experiment(capacity=CapacitySpec(tpot_limit_s=0.02))
+    console = Console(width=100, file=StringIO())
+    console.print(render_terminal(experiment, records))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100
+    (row,) = [line.split() for line in lines if line.startswith("dynamic")]
+    assert row == ["dynamic", "54", "-", "20", "1.00x", "20", "10.00", "1,524", "decode"]
 
 
 class TestOneSearch:

@@ -32,7 +32,8 @@ from offload_eval.reporting.strategy_tables import Column, format_columns
 from offload_eval.reporting.tables import strategy_frame
 
 NAME_WIDTH: Final = 34
-_STOP_WIDTH: Final = 27
+_LENGTHS_WIDTH: Final = 28
+_STOP_WIDTH: Final = 24
 SWAP_SIGN: Final = "*"
 SWAPPED: Final = "* swap was in use around the cell: its times are the disk's."
 COLUMNS: Final = (
@@ -78,7 +79,7 @@ def render_terminal(
 def _limits_table(limits: Sequence[CapacityLimit], *, has_objectives: bool) -> Table:
     """One row for each strategy, under a row that names the lengths; it fits 100 columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("limits, in sessions", overflow="fold", max_width=NAME_WIDTH)
+    table.add_column("limits, in sessions", overflow="fold", max_width=_LENGTHS_WIDTH)
     under = ("under\nSLO",) if has_objectives else ()
     rungs = ("analytic", "traced", limits[0].evidence)
     for title in (*rungs, "over\nin-GPU", *under, "TPOT\n(ms)", "tokens\n/s"):
@@ -111,7 +112,8 @@ def _limit_cells(limit: CapacityLimit, *, has_objectives: bool) -> list[str]:
 def _stops_at(limit: CapacityLimit) -> str:
     if limit.refusal is not None:
         return "unsupported" if limit.probes == 0 else "failed"
-    parts = (limit.limiting_ledger, limit.limiting_phase, limit.limiting_part)
+    ledger = None if limit.limiting_ledger == "device" and limit.limiting_phase else limit.limiting_ledger
+    parts = (ledger, limit.limiting_phase, limit.limiting_part)
     return " ".join(part for part in parts if part) or MISSING
 
 
