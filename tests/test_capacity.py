@@ -326,7 +326,7 @@ def test_the_terminal_table_fits_100_columns():
     console.print(render_terminal(experiment, records))
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 100
-    (row,) = [line.split() for line in lines if line.startswith("dynamic")]
+    (row,) = [line.split() for line in lines if line.split()[:1] == ["dynamic"]]
     assert row == ["dynamic", "54", "-", "20", "1.00x", "20", "10.00", "1,524", "decode"]
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pandas as pd
 
 from offload_eval.analysis.capacity import analytic_bound
@@ -172,16 +173,24 @@ def swap_legend(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
 
 def render_host_at(limits: Sequence[CapacityLimit], records: Sequence[RunRecord]) -> str:
     """What the largest batch of each strategy took of the host, and what pressed on it; empty without a limit."""
-    at_limit = {
-        record.run_id: record
-        for limit in limits
+    runs = [run for limit in limits if (run := _at_limit(limit, records)) is not None]
+    if not runs:
+        return ""
+    frame = host_frame(runs)
+    columns = filled_columns(frame, (*HOST_COLUMNS, *PRESSURE_COLUMNS))
+    return frame_table(frame, columns, [run.spec.label for run in runs]) if columns else ""
+
+
+def _at_limit(limit: CapacityLimit, records: Sequence[RunRecord]) -> RunRecord | None:
+    """Every run of a limit as one record: peaks come from some of them, and faults from others."""
+    runs = [
+        record
         for record in records
         if record.run_id in limit.run_ids and record.spec.workload.batch_size == limit.measured
-    }
-    frame = host_frame(list(at_limit.values()))
-    columns = filled_columns(frame, (*HOST_COLUMNS, *PRESSURE_COLUMNS))
-    names = [f"{record.spec.label} ({record.spec.role})" for record in at_limit.values()]
-    return frame_table(frame, columns, names) if columns else ""
+    ]
+    if not runs:
+        return None
+    return msgspec.structs.replace(runs[0], trials=tuple(trial for run in runs for trial in run.trials))
 
 
 def filled_columns(frame: pd.DataFrame, columns: Sequence[Column], *, keep: bool = False) -> list[Column]:
