@@ -32,7 +32,7 @@ from offload_eval.core.hardware import HardwareProfile, LinkProfile, PeakFlops, 
 from offload_eval.core.records import ProfiledCopies, ProfiledDirection
 from offload_eval.core.shape import LayerGroup
 from offload_eval.core.trace import PhaseTrace, StepTrace
-from offload_eval.reporting.method import METHODS
+from offload_eval.reporting.method_columns import METHODS
 from offload_eval.reporting.report import render_report
 from offload_eval.reporting.transfer_tables import TIMES, TRAFFIC, render_transfers
 
