@@ -189,6 +189,16 @@ class TestVllm:
         assert "= 0.9583, rounded down" in found.derivation
         assert "RELATIVE TO budget.device_bytes" in str(found.caution)
 
+    def test_a_place_on_this_machine_is_nobody_elses(self):
+        policy = make_policy()
+        model = msgspec.structs.replace(policy.fingerprint.model, source="/somewhere/of-mine/Tiny-8B")
+        fingerprint = msgspec.structs.replace(policy.fingerprint, model=model)
+        hand_off = derive_hand_off(msgspec.structs.replace(policy, fingerprint=fingerprint))
+        text = render_hand_off(hand_off)
+        assert "vllm serve MODEL" in text
+        assert "MODEL stands for Tiny-8B" in text
+        assert "of-mine" not in text
+
     def test_swap_space_is_gone(self):
         notes = " ".join(derive_hand_off(make_policy()).notes)
         assert "--swap-space is gone since 0.18.0" in notes

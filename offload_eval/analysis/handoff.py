@@ -1,6 +1,7 @@
 """From an admission policy to the settings of vLLM, SGLang and Kubernetes; pure, and only what the policy says."""
 
 from collections.abc import Callable, Collection
+from pathlib import PurePath
 from typing import Final
 
 from offload_eval.analysis.handoff_choice import Choice, choose, keeps_kv_on_host
@@ -59,7 +60,10 @@ def _cautions(choice: Choice) -> tuple[str, ...]:
         )
     elif choice.limit.evidence != "measured":
         cautions.append(f"NOT MEASURED: the limits are {choice.limit.evidence}, an upper bound.")
-    if choice.policy.fingerprint.model.source is None:
+    source = choice.policy.fingerprint.model.source
+    if source is not None and PurePath(source).is_absolute():
+        cautions.append(f"MODEL stands for {PurePath(source).name}, wherever it lies.")
+    if source is None:
         cautions.append("The weights were random, built from a config alone: MODEL stands for the checkpoint.")
     return tuple(cautions)
 

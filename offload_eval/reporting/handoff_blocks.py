@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from offload_eval.core.handoff import HandOff, Setting, Target
@@ -48,8 +49,13 @@ def _word(text: str) -> str:
 
 
 def _model(hand_off: HandOff) -> str:
-    """The checkpoint; a path that begins like an option is made to look like a path."""
+    """The checkpoint; a path that begins like an option is made to look like a path.
+
+    A place on this machine is nobody else's: MODEL stands for it, as the cautions say.
+    """
     source = one_line(hand_off.model.source or "MODEL")
+    if Path(source).is_absolute():
+        return "MODEL"
     return shlex.quote(f"./{source}" if source.startswith("-") else source)
 
 
