@@ -239,7 +239,7 @@ def bench_capacity() -> dict[str, Any]:
 
 
 def search_limits(config: str) -> list[dict[str, Any]]:
-    plain = ("capacity.drills=false", "capacity.timing_trials=0", "device=cpu")
+    plain = ("capacity.drills=false", "capacity.timing_trials=0", "capacity.tpot_limit_s=null", "device=cpu")
     sets = [word for each in plain for word in ("--set", each)]
     with tempfile.TemporaryDirectory() as scratch:
         command = [*CLI, "capacity", f"configs/{config}.yaml", "--out", f"{scratch}/out", "--json", *sets]
