@@ -22,6 +22,7 @@ from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_share
 from offload_eval.reporting.grid import Cell, experiment_cells, in_order, recorded
 from offload_eval.reporting.handoff_text import render_hand_off
+from offload_eval.reporting.html_page import render_html
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.memory_tables import memory_frame, render_memory
 from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
@@ -136,7 +137,10 @@ def _cell_sections(
 def write_report(
     directory: Path, experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None = None
 ) -> list[Path]:
-    """Writes report.md and tables/*.csv, each whole or not at all; those of an earlier report are replaced.
+    """Writes report.md, report.html and tables/*.csv, each whole or not at all, in place of earlier ones.
+
+    Returns:
+        The files, the two that people read first.
 
     Raises:
         OSError: A file cannot be written.
@@ -145,8 +149,10 @@ def write_report(
     ordered, everything = recorded(experiment_cells(experiment, of_cells)), in_order(experiment, of_cells)
     limits = find_limits(experiment, records)
     tables = directory / "tables"
+    report = render_report(experiment, records, hardware)
     texts = {
-        directory / "report.md": render_report(experiment, records, hardware),
+        directory / "report.md": report,
+        directory / "report.html": render_html(report),
         tables / "strategies.csv": csv_text(strategy_frame(everything)),
         tables / "fidelity.csv": csv_text(fidelity_frame(ordered)),
         tables / "host.csv": csv_text(host_frame(ordered)),
