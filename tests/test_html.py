@@ -2,6 +2,7 @@
 
 import html
 import re
+import time
 from html.parser import HTMLParser
 
 from factories import (
@@ -190,3 +191,14 @@ class TestPage:
         ]
         paths = write_report(tmp_path, make_experiment(workloads=workloads), records)
         assert 200_000 < paths[1].stat().st_size < 2_000_000
+
+    def test_twice_the_records_take_about_twice_as_long(self, tmp_path):
+        """Quadratic work would take four times as long."""
+        times_s = {}
+        for number in (100, 200, 400):
+            loads = tuple(make_workload(name=f"load-{place}", prompt_tokens=100 + place) for place in range(number))
+            records = [make_record(spec=make_spec(workload=load)) for load in loads]
+            start_s = time.process_time()
+            write_report(tmp_path, make_experiment(workloads=loads), records)
+            times_s[number] = time.process_time() - start_s
+        assert times_s[400] < 3 * times_s[200]
