@@ -193,13 +193,14 @@ class TestReport:
         result = invoke("report", str(path))
         assert result.exit_code == 0
         assert "dynamic" in result.stdout
-        assert result.stdout.splitlines()[-1] == f"report: {path}/report.md"
-        assert (path / "report.md").is_file()
+        files = [path / "report.md", path / "report.html"]
+        assert result.stdout.splitlines()[-2:] == [f"report: {file}" for file in files]
+        assert all(file.is_file() for file in files)
 
     def test_json_says_what_was_written_and_nothing_else(self, tmp_path: Path) -> None:
         path = self.written(tmp_path / "run", num_records=1)
         content = json.loads(invoke("report", str(path), "--json").stdout)
-        assert content["files"][0] == f"{path}/report.md"
+        assert content["files"][:2] == [f"{path}/report.md", f"{path}/report.html"]
         assert all(Path(file).is_file() for file in content["files"])
         assert [(cell["workload"], cell["strategy"], cell["status"]) for cell in content["cells"]] == [
             ("small", "dynamic", "ok")

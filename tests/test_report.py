@@ -579,17 +579,17 @@ class TestWriting:
         write_report(tmp_path, make_experiment(), [make_record()])
         paths = write_report(tmp_path, make_experiment(), clean_records())
         tables = ("strategies", "fidelity", "host", "analytic", "memory", "transfers", "trials")
-        names = ["report.md", *(f"tables/{table}.csv" for table in tables)]
+        names = ["report.md", "report.html", *(f"tables/{table}.csv" for table in tables)]
         assert paths == [tmp_path / name for name in names]
         assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(paths)
         assert paths[0].read_text() == render_report(make_experiment(), clean_records())
-        frame = pd.read_csv(paths[1])
+        frame = pd.read_csv(paths[2])
         assert frame["tpot_s"].tolist() == pytest.approx([0.010, 0.015, 0.012])
-        assert len(pd.read_csv(paths[7])) == 9
+        assert len(pd.read_csv(paths[8])) == 9
 
     def test_rows_stand_in_the_experiments_order(self, tmp_path):
         paths = write_report(tmp_path, make_experiment(), clean_records()[::-1])
-        assert pd.read_csv(paths[4])["strategy"].tolist() == ["dynamic", "streamed", "quantized-hqq-int4"]
+        assert pd.read_csv(paths[5])["strategy"].tolist() == ["dynamic", "streamed", "quantized-hqq-int4"]
 
     def test_a_failed_write_leaves_the_earlier_report(self, tmp_path, monkeypatch):
         (report, *_) = write_report(tmp_path, make_experiment(), [make_record()])

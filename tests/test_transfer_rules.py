@@ -23,6 +23,7 @@ from factories import (
 )
 
 from offload_eval.analysis.calibrated_link import bandwidth_of, fitting_link
+from offload_eval.analysis.comparison import Counterparts
 from offload_eval.analysis.findings import find
 from offload_eval.analysis.traced_totals import traced_decode
 from offload_eval.analysis.transfers import explain_transfers, transfer_reference
@@ -223,11 +224,11 @@ class TestExposed:
         resident = make_record(StreamedSpec(resident_share=1.0))
         other = make_record(StreamedSpec(resident_share=1.0, host_dtype="int8", prefetch_layers=5))
         for each in (streamed, quantized):
-            assert transfer_reference(each, [baseline, streamed, quantized]) is baseline
-            assert transfer_reference(each, [baseline, streamed, quantized, resident]) is resident
-            assert transfer_reference(each, [baseline, streamed, quantized, other]) is other
-        assert transfer_reference(resident, [baseline, streamed, resident, other]) is baseline
-        assert transfer_reference(baseline, [baseline]) is None
+            assert transfer_reference(each, Counterparts([baseline, streamed, quantized])) is baseline
+            assert transfer_reference(each, Counterparts([baseline, streamed, quantized, resident])) is resident
+            assert transfer_reference(each, Counterparts([baseline, streamed, quantized, other])) is other
+        assert transfer_reference(resident, Counterparts([baseline, streamed, resident, other])) is baseline
+        assert transfer_reference(baseline, Counterparts([baseline])) is None
 
 
 def step_of(step, h2d, d2h, copies=2, **changes):

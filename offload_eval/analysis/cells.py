@@ -1,12 +1,16 @@
 """One view of each cell: its last record, its passes laid over one another, and figures per token."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from offload_eval.core.base import Strict
 from offload_eval.core.records import PHASES, Direction, PhaseSample, RunRecord, TrialSample
 from offload_eval.core.run_spec import PROBES
+
+_KEPT: Final = 16_384
+"""Merged samples that are kept: a report asks for each some eighty times, cell by cell over and over."""
 
 
 def cell_records(records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -38,10 +42,7 @@ def merged_sample(record: RunRecord) -> TrialSample:
     Peaks are the highest of all rounds, counts of events their sum, copies, other bytes and times the median. Series
     are left out: take the times of the timing pass from `statistics`, with their spread.
     """
-    phases: dict[str, Any] = {
-        phase: PhaseSample(**_merged([getattr(trial, phase) for trial in record.trials])) for phase in PHASES
-    }
-    return TrialSample(**_merged(record.trials) | phases)
+    return _merged_trials(tuple(record.trials))
 
 
 def bytes_moved_per_token(record: RunRecord) -> float | None:
@@ -99,6 +100,14 @@ def _mean_kl_against(against: Literal["baseline", "chunked_prefill"], record: Ru
 
 def _per_step(record: RunRecord, seconds: float | None) -> float | None:
     return None if seconds is None else seconds / (record.spec.workload.output_tokens - 1)
+
+
+@lru_cache(maxsize=_KEPT)
+def _merged_trials(trials: tuple[TrialSample, ...]) -> TrialSample:
+    phases: dict[str, Any] = {
+        phase: PhaseSample(**_merged([getattr(trial, phase) for trial in trials])) for phase in PHASES
+    }
+    return TrialSample(**_merged(trials) | phases)
 
 
 def _merged(samples: Iterable[Strict]) -> dict[str, Any]:

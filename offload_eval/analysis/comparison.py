@@ -1,6 +1,7 @@
 """Each strategy beside the baseline of its workload."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +19,9 @@ from offload_eval.core.experiment import StrategySpec
 from offload_eval.core.judgement import Comparison
 from offload_eval.core.records import RunRecord
 
+if TYPE_CHECKING:
+    from offload_eval.core.run_spec import RunSpec
+
 
 def compare_with_baseline(records: Sequence[RunRecord]) -> tuple[Comparison, ...]:
     """Compares every ok cell with the ok baseline of its workload.
@@ -30,18 +34,28 @@ def compare_with_baseline(records: Sequence[RunRecord]) -> tuple[Comparison, ...
     """
     finished = [record for record in latest_records(records) if record.status == "ok"]
     others = [record for record in finished if not record.spec.is_baseline and not ran_on_own_tokens(record)]
-    pairs = ((record, counterpart(record, record.spec.baseline, finished)) for record in others)
+    candidates = Counterparts(finished)
+    pairs = ((record, candidates.find(record, record.spec.baseline)) for record in others)
     return tuple(_compare(record, baseline) for record, baseline in pairs if baseline is not None)
 
 
-def counterpart(record: RunRecord, strategy: StrategySpec, candidates: Sequence[RunRecord]) -> RunRecord | None:
-    """The record that differs from another in the strategy alone: the rest of its spec, machine and rung are equal."""
-    wanted = msgspec.structs.replace(record.spec, strategy=strategy)
-    for candidate in candidates:
-        comparable = candidate.evidence == record.evidence and not candidate.machine.differences(record.machine)
-        if comparable and candidate.spec == wanted:
-            return candidate
-    return None
+class Counterparts:
+    """Records that others are held against, by their spec: ten thousand cells look up their own at once."""
+
+    def __init__(self, candidates: Iterable[RunRecord]) -> None:
+        self._by_spec: dict[RunSpec, list[RunRecord]] = {}
+        for candidate in candidates:
+            self._by_spec.setdefault(candidate.spec, []).append(candidate)
+        self.strategies = tuple(dict.fromkeys(spec.strategy for spec in self._by_spec))
+        """Those of the candidates, each once."""
+
+    def find(self, record: RunRecord, strategy: StrategySpec) -> RunRecord | None:
+        """The first that differs from a record in the strategy alone: rest of the spec, machine and rung are equal."""
+        wanted = msgspec.structs.replace(record.spec, strategy=strategy)
+        for candidate in self._by_spec.get(wanted, ()):
+            if candidate.evidence == record.evidence and not candidate.machine.differences(record.machine):
+                return candidate
+        return None
 
 
 def _compare(record: RunRecord, baseline: RunRecord) -> Comparison:

@@ -6,7 +6,7 @@ import msgspec
 
 from offload_eval.analysis.calibrated_link import bandwidth_of, fitting_hardware, fitting_link, latency_of
 from offload_eval.analysis.cells import latest_records, latest_traces, merged_sample, ran_on_own_tokens
-from offload_eval.analysis.comparison import counterpart
+from offload_eval.analysis.comparison import Counterparts
 from offload_eval.analysis.exposure import difference_noise_s, end_latency_s, step_difference_s
 from offload_eval.analysis.statistics import median_of, summarize_ttft
 from offload_eval.bounds.latency import bound_latency
@@ -34,35 +34,39 @@ def explain_transfers(
     """
     runs = latest_records(records)
     traces = {content_hash(record.spec): record.trace for record in latest_traces(records)}
+    references = Counterparts(run for run in runs if _is_comparable(run))
     return tuple(
-        _explained(phase, run, sample, runs, traces.get(content_hash(run.spec)), hardware)
+        _explained(phase, run, sample, references, traces.get(content_hash(run.spec)), hardware)
         for run in runs
         for phase, sample in zip(PHASES, _phases(run), strict=True)
         if sample.h2d_bytes is not None and sample.d2h_bytes is not None
     )
 
 
-def transfer_reference(record: RunRecord, candidates: Sequence[RunRecord]) -> RunRecord | None:
+def transfer_reference(record: RunRecord, candidates: Counterparts) -> RunRecord | None:
     """The cell that a strategy's time is held against: one that does the same without the transfers.
 
     Of `streamed` it is a cell with every layer resident, if there is one; else the baseline. With every layer resident
     nothing is fetched ahead and nothing quantized, so that one such cell is as good as another.
     """
-    finished = [each for each in candidates if each.status == "ok" and not ran_on_own_tokens(each)]
-    if record.status != "ok" or ran_on_own_tokens(record):
+    if not _is_comparable(record):
         return None
-    for strategy in _resident(record.spec.strategy, finished):
-        found = counterpart(record, strategy, finished)
+    for strategy in _resident(record.spec.strategy, candidates.strategies):
+        found = candidates.find(record, strategy)
         if found is not None:
             return found
-    return None if record.spec.is_baseline else counterpart(record, record.spec.baseline, finished)
+    return None if record.spec.is_baseline else candidates.find(record, record.spec.baseline)
 
 
-def _resident(strategy: StrategySpec, candidates: Sequence[RunRecord]) -> list[StrategySpec]:
+def _is_comparable(record: RunRecord) -> bool:
+    return record.status == "ok" and not ran_on_own_tokens(record)
+
+
+def _resident(strategy: StrategySpec, others: Sequence[StrategySpec]) -> list[StrategySpec]:
     """The streamed cache with every layer on the device, as other cells ran it."""
     if not isinstance(strategy, StreamedSpec) or is_all_resident(strategy):
         return []
-    return [other for each in candidates if is_all_resident(other := each.spec.strategy)]
+    return [other for other in others if is_all_resident(other)]
 
 
 def is_all_resident(strategy: StrategySpec) -> bool:
@@ -79,13 +83,13 @@ def _explained(
     phase: Phase,
     run: RunRecord,
     sample: PhaseSample,
-    runs: Sequence[RunRecord],
+    references: Counterparts,
     trace: Trace | None,
     hardware: HardwareProfile | None,
 ) -> PhaseTransfer:
     link = fitting_link(run, hardware)
     steps = 1 if phase == "prefill" else run.spec.workload.output_tokens - 1
-    exposed_s, reference = sample.exposed_transfer_s, transfer_reference(run, runs)
+    exposed_s, reference = sample.exposed_transfer_s, transfer_reference(run, references)
     bounds, floor_s = _bounds(phase, run, trace, fitting_hardware(run, hardware))
     return PhaseTransfer(
         workload=run.spec.workload.label,

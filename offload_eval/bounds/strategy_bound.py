@@ -1,6 +1,7 @@
 """The analytic card of a cell: what its strategy must hold and move, and the sessions that the budget admits."""
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -24,9 +25,12 @@ from offload_eval.core.judgement import Bound
 from offload_eval.core.run_spec import RunSpec
 from offload_eval.core.shape import ModelFacts, ModelShape
 
+_KEPT: Final = 16_384
+"""Results that are kept: a report asks for the same few of each cell over and over."""
 _WHOLE_FROM_THE_START: Final = (StaticSpec, OffloadedStaticSpec, StreamedSpec)
 
 
+@lru_cache(maxsize=_KEPT)
 def cell_bound(spec: RunSpec, model: ModelFacts) -> Bound | None:
     """The analytic card of a cell; None where the arithmetic refuses the model, or `strategy_bound` has none."""
     if model.shape is None:
@@ -36,6 +40,7 @@ def cell_bound(spec: RunSpec, model: ModelFacts) -> Bound | None:
     )
 
 
+@lru_cache(maxsize=_KEPT)
 def kv_device_bytes_after(spec: RunSpec, model: ModelFacts, step: int) -> int | None:
     """KV bytes that a cell's whole batch has on the device when a decode step ends, counted from 1; 0: the prefill.
 

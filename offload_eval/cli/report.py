@@ -63,7 +63,8 @@ def show_report(
         return
     console = result_console()
     console.print(render_terminal(experiment, records, hardware))
-    console.out(f"report: {files[0]}", highlight=False)
+    for file in files[:2]:
+        console.out(f"report: {file}", highlight=False)
     if policy is not None:
         console.out(f"policy: {run_dir / POLICY_NAME}", highlight=False)
 

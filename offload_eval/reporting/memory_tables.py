@@ -7,7 +7,7 @@ import pandas as pd
 
 from offload_eval.analysis.memory import explain_memory
 from offload_eval.core.judgement import PhaseMemory
-from offload_eval.core.records import PHASES, Evidence, RunRecord
+from offload_eval.core.records import PHASES, Evidence, Phase, RunRecord
 from offload_eval.reporting.display import byte_scale, show_bytes, show_count
 from offload_eval.reporting.markdown import paragraph, render_table, section
 from offload_eval.reporting.tables import COUNT, TEXT, typed_frame
@@ -58,12 +58,10 @@ def memory_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
 def render_memory(records: Sequence[RunRecord]) -> str:
     """One table for each workload and phase, in one unit each; empty without records."""
     memories = explain_memory(records)
-    workloads = dict.fromkeys(memory.workload for memory in memories)
-    tables = [
-        _phase_table(workload, [memory for memory in memories if (memory.workload, memory.phase) == (workload, phase)])
-        for workload in workloads
-        for phase in PHASES
-    ]
+    groups: dict[str, dict[Phase, list[PhaseMemory]]] = {}
+    for memory in memories:
+        groups.setdefault(memory.workload, {phase: [] for phase in PHASES})[memory.phase].append(memory)
+    tables = [_phase_table(workload, own) for workload, phases in groups.items() for own in phases.values()]
     return "\n\n".join([paragraph(READING), *tables]) if tables else ""
 
 

@@ -20,12 +20,15 @@ from offload_eval.reporting.calibration_table import calibration_frame, render_c
 from offload_eval.reporting.capacity_tables import limits_frame, render_limits, verdict_lines
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_share
+from offload_eval.reporting.figures.plates import make_plates
 from offload_eval.reporting.grid import Cell, experiment_cells, in_order, recorded
 from offload_eval.reporting.handoff_text import render_hand_off
+from offload_eval.reporting.html_page import render_html
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.memory_tables import memory_frame, render_memory
 from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
 from offload_eval.reporting.recovery_table import recovery_frame, render_recoveries
+from offload_eval.reporting.section_titles import CAPACITY, MEMORY, SPREAD, STRATEGIES, TRANSFERS
 from offload_eval.reporting.sentences import workload_sentences
 from offload_eval.reporting.strategy_tables import (
     render_analytic_card,
@@ -40,8 +43,6 @@ from offload_eval.reporting.warmup_table import render_warmups
 from offload_eval.units import format_bytes, format_duration
 
 NOTHING = "Nothing has been recorded yet."
-MEMORY_TITLE = "Memory: analytic, traced, and of the run"
-TRANSFERS_TITLE = "Transfers"
 RECOVERY_TITLE = "How it fails and how it comes back"
 NO_TRANSFERS = "No cell that uses the link has been measured."
 _MESSAGE_CHARACTERS = 600
@@ -100,7 +101,7 @@ def _capacity_sections(
     policy = policy_of(experiment, limits, records)
     calibrations = "" if policy is None else render_calibrations(policy)
     return [
-        section("Capacity", bullets(notes), tables),
+        section(CAPACITY, bullets(notes), tables),
         *([section("Host memory at the limits", host)] if (host := render_host_at(limits, records)) else []),
         *([section("Calibration", calibrations)] if calibrations else []),
     ]
@@ -122,12 +123,12 @@ def _cell_sections(
     ordered, everything = recorded(experiment_cells(experiment, records)), in_order(experiment, records)
     warmups = render_warmups(ordered)
     return [
-        section("Strategies", render_strategy_tables(everything) or NOTHING),
+        section(STRATEGIES, render_strategy_tables(everything) or NOTHING),
         section("Analytic card", render_analytic_card(ordered) if ordered else NOTHING),
-        section(MEMORY_TITLE, render_memory(everything) or NOTHING),
-        section(TRANSFERS_TITLE, render_transfers(everything, hardware) or NO_TRANSFERS),
+        section(MEMORY, render_memory(everything) or NOTHING),
+        section(TRANSFERS, render_transfers(everything, hardware) or NO_TRANSFERS),
         findings,
-        section("Spread", render_spread(ordered) or "No cell was timed."),
+        section(SPREAD, render_spread(ordered) or "No cell was timed."),
         *([section("First use of compiled cells", warmups)] if warmups else []),
         section("Method", render_method(experiment, everything)),
     ]
@@ -136,7 +137,10 @@ def _cell_sections(
 def write_report(
     directory: Path, experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None = None
 ) -> list[Path]:
-    """Writes report.md and tables/*.csv, each whole or not at all; those of an earlier report are replaced.
+    """Writes report.md, report.html and tables/*.csv, each whole or not at all, in place of earlier ones.
+
+    Returns:
+        The files, the two that people read first.
 
     Raises:
         OSError: A file cannot be written.
@@ -145,8 +149,10 @@ def write_report(
     ordered, everything = recorded(experiment_cells(experiment, of_cells)), in_order(experiment, of_cells)
     limits = find_limits(experiment, records)
     tables = directory / "tables"
+    report = render_report(experiment, records, hardware)
     texts = {
-        directory / "report.md": render_report(experiment, records, hardware),
+        directory / "report.md": report,
+        directory / "report.html": render_html(report, make_plates(experiment, records, limits, hardware)),
         tables / "strategies.csv": csv_text(strategy_frame(everything)),
         tables / "fidelity.csv": csv_text(fidelity_frame(ordered)),
         tables / "host.csv": csv_text(host_frame(ordered)),

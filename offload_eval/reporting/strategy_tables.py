@@ -27,6 +27,7 @@ from offload_eval.reporting.display import (
     show_yes_no,
 )
 from offload_eval.reporting.markdown import bullets, render_table, section
+from offload_eval.reporting.plain_columns import Rows, plain_columns, plain_groups
 from offload_eval.reporting.tables import analytic_frame, strategy_frame
 
 
@@ -107,24 +108,23 @@ ANALYTIC_CARD_COLUMNS: Final = (
 SWAPPED: Final = "swapped: swap was in use around these cells, so that their times are the disk's; see the findings."
 
 
-def format_columns(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
-    """Formats columns of a frame.
+def format_columns(rows: Rows, columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
+    """Formats columns.
 
     Returns:
         Titles, and one list of texts for each row; a missing value is `-`.
     """
-    formatted = [_format_column(frame, column) for column in columns]
+    formatted = [_format_column(rows, column) for column in columns]
     return [title for title, _ in formatted], [
         list(row) for row in zip(*(texts for _, texts in formatted), strict=True)
     ]
 
 
-def _format_column(frame: pd.DataFrame, column: Column) -> tuple[str, list[str]]:
-    title, texts = _format_values(frame, column)
+def _format_column(rows: Rows, column: Column) -> tuple[str, list[str]]:
+    title, texts = _format_values(rows, column)
     if column.mark is None:
         return title, texts
-    marks = [None if pd.isna(mark) else mark for mark in frame[column.mark]]
-    return title, [_marked(text, mark, column) for text, mark in zip(texts, marks, strict=True)]
+    return title, [_marked(text, mark, column) for text, mark in zip(texts, rows[column.mark], strict=True)]
 
 
 def _marked(text: str, mark: Any, column: Column) -> str:
@@ -133,8 +133,8 @@ def _marked(text: str, mark: Any, column: Column) -> str:
     return f"{text}{column.sign}" if column.sign else f"{text} ({mark if isinstance(mark, str) else column.mark})"
 
 
-def _format_values(frame: pd.DataFrame, column: Column) -> tuple[str, list[str]]:
-    values = [None if pd.isna(value) else value for value in frame[column.name]]
+def _format_values(rows: Rows, column: Column) -> tuple[str, list[str]]:
+    values = rows[column.name]
     if column.show is not None:
         return column.title, [column.show(value) for value in values]
     scale = byte_scale(values)
@@ -158,17 +158,17 @@ def render_strategy_tables(records: Sequence[RunRecord]) -> str:
         ("Allocator", host, ALLOCATOR_COLUMNS),
     )
     blocks = [
-        section(f"{title}: {workload}", frame_table(rows, shown, row_names(rows)), swap_legend(rows, shown), level=3)
+        section(f"{title}: {workload}", rows_table(rows, shown, row_names(rows)), swap_legend(rows, shown), level=3)
         for title, frame, columns in parts
-        for workload, rows in frame.groupby("workload", sort=False)
+        for (workload,), rows in plain_groups(frame, "workload").items()
         if (shown := filled_columns(rows, columns, keep=frame is strategies))
     ]
     return "\n\n".join(blocks)
 
 
-def swap_legend(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
+def swap_legend(rows: Rows, columns: Sequence[Column]) -> str:
     """What the mark of swap means, where a table has one."""
-    return SWAPPED if any(column.mark == "swapped" for column in columns) and frame["swapped"].any() else ""
+    return SWAPPED if any(column.mark == "swapped" for column in columns) and any(rows["swapped"]) else ""
 
 
 def render_host_at(limits: Sequence[CapacityLimit], records: Sequence[RunRecord]) -> str:
@@ -176,9 +176,9 @@ def render_host_at(limits: Sequence[CapacityLimit], records: Sequence[RunRecord]
     runs = [run for limit in limits if (run := _at_limit(limit, records)) is not None]
     if not runs:
         return ""
-    frame = host_frame(runs)
-    columns = filled_columns(frame, (*HOST_COLUMNS, *PRESSURE_COLUMNS))
-    return frame_table(frame, columns, [run.spec.label for run in runs]) if columns else ""
+    rows = plain_columns(host_frame(runs))
+    columns = filled_columns(rows, (*HOST_COLUMNS, *PRESSURE_COLUMNS))
+    return rows_table(rows, columns, [run.spec.label for run in runs]) if columns else ""
 
 
 def _at_limit(limit: CapacityLimit, records: Sequence[RunRecord]) -> RunRecord | None:
@@ -193,9 +193,13 @@ def _at_limit(limit: CapacityLimit, records: Sequence[RunRecord]) -> RunRecord |
     return msgspec.structs.replace(runs[0], trials=tuple(trial for run in runs for trial in run.trials))
 
 
-def filled_columns(frame: pd.DataFrame, columns: Sequence[Column], *, keep: bool = False) -> list[Column]:
+def filled_columns(rows: Rows, columns: Sequence[Column], *, keep: bool = False) -> list[Column]:
     """The columns that a row has; with `keep`, those that are not optional as well."""
-    return [column for column in columns if (keep and not column.optional) or bool(frame[column.name].notna().any())]
+    return [
+        column
+        for column in columns
+        if (keep and not column.optional) or any(value is not None for value in rows[column.name])
+    ]
 
 
 def _first_divergences(frame: pd.DataFrame) -> "pd.Series[str]":
@@ -205,29 +209,28 @@ def _first_divergences(frame: pd.DataFrame) -> "pd.Series[str]":
     return pd.Series(shown, index=frame.index, dtype="string")
 
 
-def row_names(frame: pd.DataFrame) -> list[str]:
+def row_names(rows: Rows) -> list[str]:
     """The strategy, with its status where that is not ok and its rung where there are several."""
-    mixed = frame["evidence"].nunique() > 1
+    mixed = len(set(rows["evidence"])) > 1
     names = []
-    for strategy, status, evidence in zip(frame["strategy"], frame["status"], frame["evidence"], strict=True):
+    for strategy, status, evidence in zip(rows["strategy"], rows["status"], rows["evidence"], strict=True):
         marks = [mark for mark, said in ((status, status != "ok"), (evidence, mixed)) if said]
         names.append(f"{strategy} ({', '.join(marks)})" if marks else strategy)
     return names
 
 
-def frame_table(frame: pd.DataFrame, columns: Sequence[Column], names: Sequence[str]) -> str:
+def rows_table(rows: Rows, columns: Sequence[Column], names: Sequence[str]) -> str:
     """A table of some columns, each row under its name."""
-    titles, rows = format_columns(frame, columns)
-    labelled = [[name, *row] for name, row in zip(names, rows, strict=True)]
+    titles, lines = format_columns(rows, columns)
+    labelled = [[name, *line] for name, line in zip(names, lines, strict=True)]
     return render_table(["strategy", *titles], labelled, "l" + "r" * len(titles))
 
 
 def render_analytic_card(records: Sequence[RunRecord]) -> str:
     """The analytic card of each workload, and what it assumes."""
-    frame = analytic_frame(records)
     blocks = [
-        section(f"Workload: {workload}", frame_table(rows, ANALYTIC_CARD_COLUMNS, list(rows["strategy"])), level=3)
-        for workload, rows in frame.groupby("workload", sort=False)
+        section(f"Workload: {workload}", rows_table(rows, ANALYTIC_CARD_COLUMNS, rows["strategy"]), level=3)
+        for (workload,), rows in plain_groups(analytic_frame(records), "workload").items()
     ]
     return "\n\n".join([*blocks, section("Assumptions", bullets(_assumptions(records)), level=3)])
 

@@ -27,6 +27,7 @@ from offload_eval.reporting.capacity_tables import (
 )
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_ms, show_number
 from offload_eval.reporting.grid import experiment_cells, recorded
+from offload_eval.reporting.plain_columns import plain_columns
 from offload_eval.reporting.sentences import EVIDENCE_WORDS, workload_sentences
 from offload_eval.reporting.strategy_tables import Column, format_columns
 from offload_eval.reporting.tables import strategy_frame
@@ -129,7 +130,7 @@ def _bullets(texts: Sequence[str]) -> Table:
 
 def _strategy_table(records: Sequence[RunRecord]) -> Table:
     """One row a cell, under a row that names its workload."""
-    titles, rows = format_columns(strategy_frame(records), COLUMNS)
+    titles, rows = format_columns(plain_columns(strategy_frame(records)), COLUMNS)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("strategy", overflow="fold", max_width=NAME_WIDTH)
     for title in titles:

@@ -9,10 +9,11 @@ from offload_eval.analysis.swap import is_swapped
 from offload_eval.analysis.transfers import explain_transfers
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import LinkUse, PhaseTransfer
-from offload_eval.core.records import PHASES, Phase, RunRecord
+from offload_eval.core.records import Phase, RunRecord
 from offload_eval.reporting.display import show_count, show_ms, show_number, show_text
 from offload_eval.reporting.markdown import bullets, section
-from offload_eval.reporting.strategy_tables import Column, filled_columns, frame_table, row_names, swap_legend
+from offload_eval.reporting.plain_columns import Rows, plain_groups
+from offload_eval.reporting.strategy_tables import Column, filled_columns, row_names, rows_table, swap_legend
 from offload_eval.reporting.tables import COUNT, REAL, TEXT, typed_frame
 
 _USE_COLUMNS: Final[dict[str, str]] = {
@@ -93,14 +94,13 @@ def render_transfers(records: Sequence[RunRecord], hardware: HardwareProfile | N
     tables = [
         section(
             f"{title} of {_SPANS[phase]}, {_rungs(rows)}: {workload}",
-            frame_table(rows, shown, row_names(rows)),
+            rows_table(rows, shown, row_names(rows)),
             swap_legend(rows, shown),
             level=3,
         )
-        for workload, of_workload in frame.groupby("workload", sort=False)
-        for phase in PHASES
+        for (workload, phase), rows in plain_groups(frame, "workload", "phase").items()
         for title, columns in (("Traffic", TRAFFIC), ("Time", TIMES))
-        if not (rows := of_workload[of_workload["phase"] == phase]).empty and (shown := filled_columns(rows, columns))
+        if (shown := filled_columns(rows, columns))
     ]
     return "\n\n".join([bullets([_held_against(frame, hardware)]), *tables])
 
@@ -122,8 +122,8 @@ def _held_against(frame: pd.DataFrame, hardware: HardwareProfile | None) -> str:
     return f"The link is held against {', '.join(links)}. {bounds}".strip()
 
 
-def _rungs(rows: pd.DataFrame) -> str:
-    return ", ".join(rows["evidence"].unique())
+def _rungs(rows: Rows) -> str:
+    return ", ".join(dict.fromkeys(rows["evidence"]))
 
 
 def _row(transfer: PhaseTransfer, record: RunRecord) -> dict[str, Any]:

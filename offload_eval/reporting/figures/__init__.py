@@ -1,0 +1,1 @@
+"""Figures of the report, one module each, over the same records as its tables. Drawing imports matplotlib."""
