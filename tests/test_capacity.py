@@ -413,7 +413,8 @@ class TestDifference:
 
     def limit(self, *, run_bytes, traced, next_bytes):
         probes = [make_probe(20, peak_bytes=run_bytes, conditions=CONDITIONS), make_oom(21)]
-        records = [*probes, make_traced_probe(20, traced), make_traced_probe(21, next_bytes)]
+        traces = [make_traced_probe(20, traced), make_traced_probe(21, next_bytes), make_traced_probe(22, 1_950_000)]
+        records = [*probes, *traces]
         (limit,) = limits_of(records)
         return limit
 
@@ -433,6 +434,13 @@ class TestDifference:
     def test_limits_that_agree_need_no_words(self):
         limit = self.limit(run_bytes=1_840_000, traced=1_840_000, next_bytes=1_910_000)
         assert (limit.traced, limit.difference) == (20, "")
+
+    def test_a_trace_that_was_lost_leaves_no_limit_by_trace(self):
+        """20 could not be traced: what was, does not fit, and says nothing of the batches below."""
+        (limit,) = limits_of([make_probe(20), make_oom(21), make_traced_probe(21, 1_950_000)])
+        assert (limit.measured, limit.traced, limit.difference) == (20, None, "")
+        (limit,) = limits_of([make_oom(1), make_traced_probe(1, 1_950_000)])
+        assert (limit.measured, limit.traced) == (0, 0)
 
 
 class TestHostLedger:

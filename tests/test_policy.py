@@ -162,6 +162,7 @@ class TestApply:
         flagged = calibration(fits=(fit("prefill", flags=("bend: a window",)), fit("decode")))
         stored = policy(calibrated(calibration=flagged))
         assert outcome(answer(stored, group("middle", 20, 50, 9))) == [(10, 10, 0)]
+        assert outcome(answer(stored, group("middle", 20, 50, 9), extrapolate=True)) == [(20, 0, 0)]
         alone = policy(calibrated(calibration=flagged, limits=()))
         assert outcome(answer(alone, group("middle", 20, 50, 9))) == [(0, 0, 20)]
         assert outcome(answer(alone, group("middle", 20, 50, 9), extrapolate=True)) == [(20, 0, 0)]

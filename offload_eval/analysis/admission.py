@@ -260,8 +260,10 @@ def _unmeasured(
     if limit is not None and batch.rows <= limit and prediction is None:
         yield _stopped(weighed, "not measured", "prompts of several lengths need a mask, and there is no calibration")
     over = "" if limit is None else f"{_rows(batch)}; measured at {weighed.covering_class}: {limit:,}"
-    flags = [] if strategy.calibration is None else [flag for fit in strategy.calibration.fits for flag in fit.flags]
-    if limit is not None and batch.rows > limit and (prediction is None or flags or _is_of_class(strategy, batch)):
+    fits = () if strategy.calibration is None else strategy.calibration.fits
+    flags = list(dict.fromkeys(flag for fit in fits for flag in fit.flags))
+    is_refuted = prediction is None or (flags and not options.extrapolate) or _is_of_class(strategy, batch)
+    if limit is not None and batch.rows > limit and is_refuted:
         yield _stopped(weighed, "measured limit", over)
     if limit is None and prediction is None:
         reason = f"{_lengths(batch)} {_longer_than_all(strategy)}, and there is no calibration"

@@ -116,14 +116,17 @@ def _refusal(searched: Sequence[RunRecord]) -> str | None:
 def _traced_limit(traces: Sequence[RunRecord], cap_bytes: int | None, most_sessions: int) -> int | None:
     """The largest traced batch that fits both ledgers, up to the largest that was asked for.
 
-    The search traces the next larger one as well, unless that is more than it may try.
+    Returns:
+        None unless the next larger batch was traced as well, or may not be tried.
     """
     batches = {
         _batch(record): traced_peak_bytes(record.trace) <= cap_bytes and _fits_host(record)
         for record in traces
         if record.trace is not None and cap_bytes is not None and _batch(record) <= most_sessions
     }
-    return max((batch for batch, fits in batches.items() if fits), default=0) if batches else None
+    fitting = max((batch for batch, fits in batches.items() if fits), default=0)
+    # A trace that was lost leaves a gap, in which the limit may lie anywhere.
+    return fitting if fitting == most_sessions or fitting + 1 in batches else None
 
 
 def _fits_host(record: RunRecord) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from offload_eval.analysis.probes import at_batch
+from offload_eval.analysis.probes import at_batch, was_killed
 from offload_eval.core.experiment import Experiment, MeasurementPlan, StrategySpec, Workload
 from offload_eval.core.records import RecoverySample, RunRecord, record_id
 from offload_eval.core.run_spec import DRILLS, Role, RunSpec
@@ -84,6 +84,9 @@ class Probes:
             self._observer.trace_started(spec, 0, 1)
             record = self._runner.keep(spec, self._tracer.trace(spec), "traced")
             self._records[record.run_id] = record
+            if was_killed(record):  # the process is a new one the next time
+                record = self._runner.keep(spec, self._tracer.trace(spec), "traced")
+                self._records[record.run_id] = record
             if not is_finished(record):
                 self._traced_in_vain.append(spec)
         return None if record is None else record.trace
