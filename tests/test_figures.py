@@ -118,7 +118,7 @@ class TestSessionsByLength:
         drawing = draw_sessions_by_length(limits)
         assert drawing.caption == (
             "streamed admits 38 sessions at 64 + 16 tokens (emulated), 2.00x of the in-GPU cache, the most of any "
-            "strategy and length."
+            "strategy and length shown."
         )
         (panel,) = panels_of(drawing)
         assert (panel.get_xlabel(), panel.get_ylabel()) == (

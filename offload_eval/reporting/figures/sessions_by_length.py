@@ -91,7 +91,7 @@ def _caption(limits: Sequence[CapacityLimit]) -> str:
     compared = [limit for limit in limits if limit.gain_over_in_gpu is not None and not limit.is_in_gpu]
     if compared:
         best = max(compared, key=lambda limit: limit.gain_over_in_gpu or 0.0)
-        gain = f", {show_gain(best)} of the in-GPU cache, the most of any strategy and length"
+        gain = f", {show_gain(best)} of the in-GPU cache, the most of any strategy and length shown"
     else:
         ran = [limit for limit in limits if limit.measured is not None]
         best = max(ran, key=lambda limit: (context_tokens(limit.lengths), limit.measured or 0))
