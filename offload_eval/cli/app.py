@@ -1,7 +1,7 @@
 """The `offload-eval` command. A command's work is imported when it is called: `--help` is instant."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -88,22 +88,7 @@ def run(
     allow_mismatch: AllowMismatchOption = False,
 ) -> None:
     """Measure each strategy on each workload of an experiment."""
-
-    def body() -> int:
-        from offload_eval.cli.run import run_command
-
-        return run_command(
-            experiment=experiment,
-            out=out,
-            resume=resume,
-            dry_run=dry_run,
-            overrides=overrides or [],
-            device=device.value if device else None,
-            json_output=json_output,
-            allow_mismatch=allow_mismatch,
-        )
-
-    end(body)
+    _run(locals(), limits_alone=False)
 
 
 @app.command()
@@ -118,21 +103,18 @@ def capacity(
     allow_mismatch: AllowMismatchOption = False,
 ) -> None:
     """Find the most sessions that really run in the budget, for each strategy and combination of lengths."""
+    _run(locals(), limits_alone=True)
+
+
+def _run(typed: dict[str, Any], *, limits_alone: bool) -> None:
+    """Both commands take the same options, and differ in what they run."""
 
     def body() -> int:
         from offload_eval.cli.run import run_command
 
-        return run_command(
-            experiment=experiment,
-            out=out,
-            resume=resume,
-            dry_run=dry_run,
-            overrides=overrides or [],
-            device=device.value if device else None,
-            json_output=json_output,
-            allow_mismatch=allow_mismatch,
-            limits_alone=True,
-        )
+        device: DeviceChoice | None = typed["device"]
+        values = {"overrides": typed["overrides"] or [], "device": device.value if device else None}
+        return run_command(**typed | values, limits_alone=limits_alone)
 
     end(body)
 
