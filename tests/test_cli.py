@@ -156,11 +156,14 @@ class TestExitCodes:
 
 
 class TestRun:
-    def test_every_option_reaches_the_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("command", "limits_alone"), [("run", False), ("capacity", True)])
+    def test_every_option_reaches_the_command(
+        self, command: str, limits_alone: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         seen: dict[str, Any] = {}
         replace_command(monkeypatch, "run", lambda **options: seen.update(options) or 0)
         arguments = ["demo.yaml", "--out", "runs/a", "--resume", "--dry-run", "--set", "a.b=1", "--set", "c=2"]
-        assert invoke("run", *arguments, "--device", "cpu", "--json", "--allow-mismatch").exit_code == 0
+        assert invoke(command, *arguments, "--device", "cpu", "--json", "--allow-mismatch").exit_code == 0
         assert seen == {
             "experiment": Path("demo.yaml"),
             "out": Path("runs/a"),
@@ -170,6 +173,7 @@ class TestRun:
             "device": "cpu",
             "json_output": True,
             "allow_mismatch": True,
+            "limits_alone": limits_alone,
         }
 
     def test_options_that_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +181,7 @@ class TestRun:
         replace_command(monkeypatch, "run", lambda **options: seen.update(options) or 0)
         assert invoke("run", "demo.yaml").exit_code == 0
         absent = {"out": None, "overrides": [], "device": None}
-        absent |= dict.fromkeys(("resume", "dry_run", "json_output", "allow_mismatch"), False)
+        absent |= dict.fromkeys(("resume", "dry_run", "json_output", "allow_mismatch", "limits_alone"), False)
         assert seen == {"experiment": Path("demo.yaml"), **absent}
 
 
