@@ -176,3 +176,15 @@ def _nothing_runs(choice: Choice) -> str:
         f"{choice.running_reason} The baseline {choice.running_label}, which holds all KV on the device, admits no "
         "session: within this budget an engine has no room for one."
     )
+
+
+def format_setting(choice: Choice, target: Target, narrower: str) -> Setting:
+    """The option that both engines have for the format of the cache."""
+    stored = kv_format(choice, narrower)
+    return Setting(
+        target=target,
+        name="--kv-cache-dtype",
+        value=stored.value,
+        derivation=stored.derivation,
+        standing=stored.standing,
+    )

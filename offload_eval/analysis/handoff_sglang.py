@@ -16,9 +16,9 @@ from offload_eval.analysis.handoff_choice import Choice
 from offload_eval.analysis.handoff_engine import (
     card,
     dtype_setting,
+    format_setting,
     fraction,
     host_rows_words,
-    kv_format,
     length_setting,
     memory_caution,
     rows_caution,
@@ -34,19 +34,12 @@ _NARROWER: Final = "SGLang also takes fp4_e2m1 on recent hardware: another forma
 
 def sglang_settings(choice: Choice) -> tuple[Setting, ...]:
     """The options, in the order they are typed."""
-    stored = kv_format(choice, _NARROWER)
     return (
         dtype_setting(choice, "sglang"),
         _static_fraction(choice),
         length_setting(choice, "sglang", "--context-length"),
         running_setting(choice, "sglang", "--max-running-requests"),
-        Setting(
-            target="sglang",
-            name="--kv-cache-dtype",
-            value=stored.value,
-            derivation=stored.derivation,
-            standing=stored.standing,
-        ),
+        format_setting(choice, "sglang", _NARROWER),
         *_hierarchical(choice),
     )
 

@@ -21,9 +21,9 @@ from offload_eval.analysis.handoff_choice import Choice
 from offload_eval.analysis.handoff_engine import (
     card,
     dtype_setting,
+    format_setting,
     fraction,
     host_rows_words,
-    kv_format,
     length_setting,
     memory_caution,
     rows_caution,
@@ -40,19 +40,12 @@ _NARROWER: Final = (
 
 def vllm_settings(choice: Choice) -> tuple[Setting, ...]:
     """The options, in the order they are typed."""
-    stored = kv_format(choice, _NARROWER)
     return (
         dtype_setting(choice, "vllm"),
         _utilization(choice),
         length_setting(choice, "vllm", "--max-model-len"),
         running_setting(choice, "vllm", "--max-num-seqs"),
-        Setting(
-            target="vllm",
-            name="--kv-cache-dtype",
-            value=stored.value,
-            derivation=stored.derivation,
-            standing=stored.standing,
-        ),
+        format_setting(choice, "vllm", _NARROWER),
         *_offloading(choice),
     )
 
