@@ -167,6 +167,11 @@ def _with_measured(
         passes=sum(_passes(record) for record in at_limit),
         repeats=capacity.repeats,
         at_limit=timed.get(measured),
+        limit_run_ids=tuple(
+            record.run_id
+            for record in runs
+            if record.spec.role in SEARCHED and _batch(record) in (measured, failed_at)
+        ),
         **({} if failing is None else _limiting(failing, traces)),
         **_under_objectives(runs, capacity, failed_at),
     )

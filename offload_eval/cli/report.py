@@ -1,13 +1,12 @@
 """`offload-eval report`: the report of a run, made again from its records."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from offload_eval.analysis.cells import cell_records, latest_records, latest_traces
-from offload_eval.analysis.limits import find_limits, missing_limits
-from offload_eval.analysis.policy import policy_of
+from offload_eval.analysis.cells import latest_records, latest_traces
+from offload_eval.analysis.study import Study
 from offload_eval.cli.console import print_json, result_console
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.hardware import HardwareProfile
@@ -18,6 +17,9 @@ from offload_eval.reporting.report import write_report
 from offload_eval.reporting.terminal import render_terminal
 from offload_eval.store.policy_file import write_policy
 from offload_eval.store.run_directory import POLICY_NAME, RunDirectory
+
+NUM_NAMED: Final = 3
+"""Of the files of a report, those that the terminal names: the page, the Markdown and the JSON."""
 
 
 def report_command(*, run_dir: Path, json_output: bool) -> int:
@@ -49,34 +51,34 @@ def show_report(
     Raises:
         UnableError: The report cannot be written.
     """
+    study = Study(experiment, records, hardware)
     try:
-        files = write_report(run_dir, experiment, records, hardware)
+        files = write_report(run_dir, study)
     except OSError as error:
         raise UnableError(f"{run_dir}: the report cannot be written: {error.strerror}") from error
-    limits = find_limits(experiment, records)
-    policy = None if missing_limits(experiment, limits) else policy_of(experiment, limits, records)
+    policy = None if study.num_missing_limits else study.policy
     if policy is not None:
         write_policy(run_dir / POLICY_NAME, policy)
         files.append(run_dir / POLICY_NAME)
     if json_output:
-        print_json(_summary(run_dir, experiment, records, files))
+        print_json(_summary(run_dir, study, files))
         return
     console = result_console()
-    console.print(render_terminal(experiment, records, hardware))
-    for file in files[:2]:
+    console.print(render_terminal(study))
+    for file in files[:NUM_NAMED]:
         console.out(f"report: {file}", highlight=False)
     if policy is not None:
         console.out(f"policy: {run_dir / POLICY_NAME}", highlight=False)
 
 
-def _summary(run_dir: Path, experiment: Experiment, records: list[RunRecord], files: list[Path]) -> str:
-    cells = cell_records(records)
+def _summary(run_dir: Path, study: Study, files: list[Path]) -> str:
     summary = {
         "run_dir": str(run_dir),
         "files": [str(file) for file in files],
-        "cells": [_entry(record) for record in latest_records(cells)],
-        "traces": [_entry(record) for record in latest_traces(cells)],
-        "limits": [_limit_entry(limit) for limit in find_limits(experiment, records)],
+        "verdict": study.verdict,
+        "cells": [_entry(record) for record in latest_records(study.of_cells)],
+        "traces": [_entry(record) for record in latest_traces(study.of_cells)],
+        "limits": [_limit_entry(limit) for limit in study.limits],
     }
     return msgspec.json.encode(summary).decode()
 

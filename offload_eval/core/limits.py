@@ -95,6 +95,8 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     """The smallest batch that was timed over them, or that did not run."""
     run_ids: tuple[str, ...] = ()
     """Of every probe, in the order they ran."""
+    limit_run_ids: tuple[str, ...] = ()
+    """Those of them that the limit rests on: its own runs, and those of the batch that failed."""
 
     @property
     def gain_over_in_gpu(self) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any, Final
 import pandas as pd
 
 from offload_eval.analysis.cells import cell_records, latest_records, latest_traces
+from offload_eval.analysis.grid import in_order
 from offload_eval.analysis.limits import find_limits
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.hardware import HardwareProfile
@@ -14,7 +15,6 @@ from offload_eval.core.trace import PhaseTrace, StepTrace
 from offload_eval.reporting.capacity_tables import limits_frame
 from offload_eval.reporting.export_cells import cells_frame
 from offload_eval.reporting.flat import flat_columns
-from offload_eval.reporting.grid import in_order
 from offload_eval.reporting.memory_tables import memory_frame
 from offload_eval.reporting.tables import COUNT, TEXT, cell_labels, trials_frame, typed_frame
 from offload_eval.reporting.transfer_tables import transfer_frame

@@ -1,35 +1,31 @@
 """The report of a run directory. The same records give the same text."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from offload_eval.analysis.cells import cell_records, probe_records
-from offload_eval.analysis.findings import find
+from offload_eval.analysis.cells import probe_records
+from offload_eval.analysis.grid import Cell, recorded
 from offload_eval.analysis.handoff import derive_hand_off
-from offload_eval.analysis.limits import find_limits, missing_limits
-from offload_eval.analysis.policy import policy_of
 from offload_eval.analysis.probes import current_probes
+from offload_eval.analysis.study import Study
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import Experiment, ModelSpec
-from offload_eval.core.hardware import HardwareProfile
-from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord
-from offload_eval.reporting.calibration_table import calibration_frame, render_calibrations
-from offload_eval.reporting.capacity_tables import limits_frame, render_limits, verdict_lines
-from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
+from offload_eval.reporting.calibration_table import render_calibrations
+from offload_eval.reporting.capacity_tables import render_limits
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_share
 from offload_eval.reporting.figures.plates import make_plates
-from offload_eval.reporting.grid import Cell, experiment_cells, in_order, recorded
 from offload_eval.reporting.handoff_text import render_hand_off
 from offload_eval.reporting.html_page import render_html
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
-from offload_eval.reporting.memory_tables import memory_frame, render_memory
+from offload_eval.reporting.memory_tables import render_memory
 from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
-from offload_eval.reporting.recovery_table import recovery_frame, render_recoveries
+from offload_eval.reporting.recovery_table import render_recoveries
+from offload_eval.reporting.report_frames import TABLES, report_frames
+from offload_eval.reporting.report_json import report_json
 from offload_eval.reporting.section_titles import CAPACITY, MEMORY, SPREAD, STRATEGIES, TRANSFERS
-from offload_eval.reporting.sentences import workload_sentences
+from offload_eval.reporting.sentences import render_cell_texts
 from offload_eval.reporting.strategy_tables import (
     render_analytic_card,
     render_host_at,
@@ -37,149 +33,137 @@ from offload_eval.reporting.strategy_tables import (
     render_strategy_tables,
 )
 from offload_eval.reporting.table_text import csv_text
-from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
-from offload_eval.reporting.transfer_tables import render_transfers, transfer_frame
+from offload_eval.reporting.transfer_tables import render_transfers
+from offload_eval.reporting.verdict_section import render_verdict
 from offload_eval.reporting.warmup_table import render_warmups
+from offload_eval.store.whole_file import write_whole
 from offload_eval.units import format_bytes, format_duration
 
 NOTHING = "Nothing has been recorded yet."
 RECOVERY_TITLE = "How it fails and how it comes back"
 NO_TRANSFERS = "No cell that uses the link has been measured."
+BY_STRATEGY = "What each strategy buys and costs"
+MOST_CELLS = 200
+"""Cells with details in the text: beyond, a page is nothing that anybody reads."""
 _MESSAGE_CHARACTERS = 600
 
 
-def render_report(
-    experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None = None
-) -> str:
+def render_report(study: Study) -> str:
     """Renders the whole report as Markdown.
 
-    Args:
-        experiment: What was asked; it names the cells, also those without a record.
-        records: What was kept; a later record takes the place of an earlier one of the same cell.
-        hardware: What the machine was calibrated to; None: transfers are held against an emulated link's pace alone.
+    Details are given of as many workloads as a reader can leaf through; tables and report.json have all of them.
 
     Returns:
         Markdown in which no name and no error text can break a table or add markup.
     """
-    limits = find_limits(experiment, records)
-    of_cells = cell_records(records)
-    everything = in_order(experiment, of_cells) or sorted(records, key=lambda record: record.evidence == "traced")
-    has_cells = bool(of_cells) or not limits
-    recoveries = render_recoveries(in_order(experiment, records))
-    findings = section("Findings", _findings(in_order(experiment, records), hardware))
+    shown = shown_workloads(study)
+    of_cells = [record for record in study.of_cells if record.spec.workload.label in shown]
+    everything = study.of_cells or sorted(study.records, key=lambda record: record.evidence == "traced")
+    has_cells = bool(study.of_cells) or not study.limits
+    recoveries = render_recoveries(study.ordered)
+    findings = section("Findings", _findings(study))
+    cells = [cell for cell in study.grid if cell.workload in shown]
     blocks = [
-        section(experiment.name, paragraph(experiment.question), render_evidence(everything), level=1),
+        section(study.experiment.name, paragraph(study.experiment.question), render_evidence(everything), level=1),
         section(
             "Verdict",
-            _budget(experiment, has_cells=has_cells),
-            bullets(verdict_lines(limits)),
-            *_verdicts(experiment, of_cells, has_cells),
+            _budget(study.experiment, has_cells=has_cells),
+            render_verdict(study),
+            *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if has_cells else []),
         ),
-        *_capacity_sections(experiment, records, limits),
+        *_capacity_sections(study),
         *([section(RECOVERY_TITLE, recoveries)] if recoveries else []),
-        *(_cell_sections(experiment, of_cells, hardware, findings) if has_cells else [findings]),
-        *_settings(experiment, records, limits),
+        *(_cell_sections(study, of_cells, cells, findings) if has_cells else [findings]),
+        *_settings(study),
         section("Machine, versions and model", _machines(everything) or NOTHING),
         section("How to reproduce", render_reproduction(everything, limits_alone=not has_cells)),
-        *([section("Cells", _cells(experiment_cells(experiment, of_cells)))] if has_cells else []),
+        *([section("Cells", _cells(cells))] if has_cells else []),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _capacity_sections(
-    experiment: Experiment, records: Sequence[RunRecord], limits: Sequence[CapacityLimit]
-) -> list[str]:
-    if not limits:
+def shown_workloads(study: Study) -> set[str]:
+    """Labels of the workloads that have their details in the text: the first ones, up to `MOST_CELLS` cells."""
+    labels = list(dict.fromkeys(cell.workload for cell in study.grid))
+    return set(labels[: max(1, MOST_CELLS // max(1, len(study.experiment.strategies)))])
+
+
+def _left_out(study: Study) -> list[str]:
+    num_shown, num_all = len(shown_workloads(study)), len({cell.workload for cell in study.grid})
+    if num_shown == num_all:
         return []
-    missing = missing_limits(experiment, limits)
-    left_out = len(probe_records(records)) - len(current_probes(experiment, records))
+    return [
+        f"Details are of the first {num_shown:,} of {num_all:,} workloads; tables/ and report.json have all of them."
+    ]
+
+
+def _capacity_sections(study: Study) -> list[str]:
+    if not study.limits:
+        return []
+    missing = study.num_missing_limits
+    left_out = len(probe_records(study.records)) - len(current_probes(study.experiment, study.records))
     notes = [
         *([f"The search is not done: {missing} limits are missing. Go on with --resume."] if missing else []),
         *([f"{left_out} records of other searches, models, versions or machines are left out."] if left_out else []),
     ]
-    tables = render_limits(limits, experiment.capacity or CapacitySpec())
-    policy = policy_of(experiment, limits, records)
-    calibrations = "" if policy is None else render_calibrations(policy)
+    tables = render_limits(study.limits, study.experiment.capacity or CapacitySpec())
+    calibrations = "" if study.policy is None else render_calibrations(study.policy)
+    host = render_host_at(study.limits, study.records)
     return [
         section(CAPACITY, bullets(notes), tables),
-        *([section("Host memory at the limits", host)] if (host := render_host_at(limits, records)) else []),
+        *([section("Host memory at the limits", host)] if host else []),
         *([section("Calibration", calibrations)] if calibrations else []),
     ]
 
 
-def _settings(experiment: Experiment, records: Sequence[RunRecord], limits: Sequence[CapacityLimit]) -> list[str]:
+def _settings(study: Study) -> list[str]:
     """Of a search that is done: half of one would choose among half of the strategies."""
-    policy = policy_of(experiment, limits, records)
-    if policy is None or missing_limits(experiment, limits):
+    if study.policy is None or study.num_missing_limits:
         return []
-    admits = any(limit.sessions for strategy in policy.strategies for limit in strategy.limits)
-    return [render_hand_off(derive_hand_off(policy, None))] if admits else []
+    admits = any(limit.sessions for strategy in study.policy.strategies for limit in strategy.limits)
+    return [render_hand_off(derive_hand_off(study.policy, None))] if admits else []
 
 
-def _cell_sections(
-    experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None, findings: str
-) -> list[str]:
+def _cell_sections(study: Study, of_cells: Sequence[RunRecord], cells: Sequence[Cell], findings: str) -> list[str]:
     """What the cells say, with what speaks against it before the details."""
-    ordered, everything = recorded(experiment_cells(experiment, records)), in_order(experiment, records)
-    warmups = render_warmups(ordered)
+    runs = recorded(cells)
+    warmups = render_warmups(runs)
     return [
-        section(STRATEGIES, render_strategy_tables(everything) or NOTHING),
-        section("Analytic card", render_analytic_card(ordered) if ordered else NOTHING),
-        section(MEMORY, render_memory(everything) or NOTHING),
-        section(TRANSFERS, render_transfers(everything, hardware) or NO_TRANSFERS),
+        section(STRATEGIES, bullets(_left_out(study)), render_strategy_tables(of_cells) or NOTHING),
+        section("Analytic card", render_analytic_card(runs) if runs else NOTHING),
+        section(MEMORY, render_memory(of_cells) or NOTHING),
+        section(TRANSFERS, render_transfers(of_cells, study.hardware) or NO_TRANSFERS),
         findings,
-        section(SPREAD, render_spread(ordered) or "No cell was timed."),
+        section(SPREAD, render_spread(runs) or "No cell was timed."),
         *([section("First use of compiled cells", warmups)] if warmups else []),
-        section("Method", render_method(experiment, everything)),
+        section("Method", render_method(study.experiment, study.of_cells)),
     ]
 
 
-def write_report(
-    directory: Path, experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None = None
-) -> list[Path]:
-    """Writes report.md, report.html and tables/*.csv, each whole or not at all, in place of earlier ones.
+def write_report(directory: Path, study: Study) -> list[Path]:
+    """Writes report.md, report.html, report.json and tables/*.csv, each whole or not at all, in place of earlier ones.
+
+    Tables without a row are not written, and removed where an earlier report left them.
 
     Returns:
-        The files, the two that people read first.
+        The files, those that people read first.
 
     Raises:
         OSError: A file cannot be written.
     """
-    of_cells = cell_records(records)
-    ordered, everything = recorded(experiment_cells(experiment, of_cells)), in_order(experiment, of_cells)
-    limits = find_limits(experiment, records)
-    tables = directory / "tables"
-    report = render_report(experiment, records, hardware)
+    tables, frames, report = directory / "tables", report_frames(study), render_report(study)
     texts = {
         directory / "report.md": report,
-        directory / "report.html": render_html(report, make_plates(experiment, records, limits, hardware)),
-        tables / "strategies.csv": csv_text(strategy_frame(everything)),
-        tables / "fidelity.csv": csv_text(fidelity_frame(ordered)),
-        tables / "host.csv": csv_text(host_frame(ordered)),
-        tables / "analytic.csv": csv_text(analytic_frame(ordered)),
-        tables / "memory.csv": csv_text(memory_frame(everything)),
-        tables / "transfers.csv": csv_text(transfer_frame(everything, hardware)),
-        tables / "trials.csv": csv_text(trials_frame(ordered)),
+        directory / "report.html": render_html(report, make_plates(study)),
+        directory / "report.json": report_json(study, frames),
+        **{tables / f"{name}.csv": csv_text(frame) for name, frame in frames.items()},
     }
-    policy = policy_of(experiment, limits, records)
-    if policy is not None:
-        texts[tables / "limits.csv"] = csv_text(limits_frame(limits))
-        texts[tables / "calibration.csv"] = csv_text(calibration_frame(policy))
-    if not (recoveries := recovery_frame(in_order(experiment, records))).empty:
-        texts[tables / "recovery.csv"] = csv_text(recoveries)
     tables.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
-        _write_whole(path, text)
+        write_whole(path, text)
+    for name in set(TABLES) - set(frames):
+        (tables / f"{name}.csv").unlink(missing_ok=True)
     return list(texts)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _model_name(model: ModelSpec) -> str:
@@ -201,12 +185,7 @@ def _budget(experiment: Experiment, *, has_cells: bool) -> str:
     return "".join(parts)
 
 
-def _verdicts(experiment: Experiment, records: Sequence[RunRecord], has_cells: bool) -> list[str]:
-    said = workload_sentences(experiment, records) if has_cells else {}
-    return [section(f"Workload: {workload}", bullets(lines), level=3) for workload, lines in said.items()]
-
-
-def _findings(records: Sequence[RunRecord], hardware: HardwareProfile | None) -> str:
+def _findings(study: Study) -> str:
     rows = [
         [
             finding.severity,
@@ -214,10 +193,10 @@ def _findings(records: Sequence[RunRecord], hardware: HardwareProfile | None) ->
             one_line(finding.message, _MESSAGE_CHARACTERS),
             finding.remedy,
         ]
-        for finding in find(records, hardware)
+        for finding in study.findings
     ]
     if not rows:
-        return "No rule found anything to say against these numbers." if records else NOTHING
+        return "No rule found anything to say against these numbers." if study.records else NOTHING
     return render_table(["severity", "code", "what was seen", "remedy"], rows, "llll")
 
 

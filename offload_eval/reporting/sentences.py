@@ -18,6 +18,7 @@ from offload_eval.analysis.cells import (
     ran_on_own_tokens,
 )
 from offload_eval.analysis.comparison import compare_with_baseline
+from offload_eval.analysis.grid import Cell, experiment_cells
 from offload_eval.analysis.rules_outcomes import failure_reason, out_of_memory_words
 from offload_eval.analysis.statistics import median_of, summarize_tpot
 from offload_eval.analysis.swap import is_swapped
@@ -25,7 +26,8 @@ from offload_eval.core.experiment import Experiment
 from offload_eval.core.judgement import Comparison, Ledger
 from offload_eval.core.records import Evidence, RunRecord
 from offload_eval.reporting.display import mark_swapped, one_line, show_ms, show_number, show_percent
-from offload_eval.reporting.grid import Cell, experiment_cells
+from offload_eval.reporting.markdown import bullets, section
+from offload_eval.reporting.sourced import Source, Sourced, markdown, telling_characters
 from offload_eval.units import format_bytes
 
 EVIDENCE_WORDS: Final[dict[Evidence, str]] = {
@@ -39,20 +41,35 @@ REASON_CHARACTERS: Final = 300
 _DIGITS: Final = 3
 
 
-def workload_sentences(experiment: Experiment, records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
+def cell_texts(experiment: Experiment, records: Sequence[RunRecord]) -> dict[str, tuple[Sourced, ...]]:
     """Says for each workload what every strategy buys against the baseline and what each token then costs.
 
     Returns:
-        Workload label to one text a cell, of at most three sentences, both in the experiment's order.
+        Workload label to one text a cell, of at most three sentences with their records behind them, both in the
+        experiment's order.
     """
     by_run = {record.run_id: record for record in latest_records(records)}
     comparisons = {comparison.run_id: comparison for comparison in compare_with_baseline(records)}
-    said: dict[str, tuple[str, ...]] = {}
+    said: dict[str, tuple[Sourced, ...]] = {}
     for cell in experiment_cells(experiment, records):
         comparison = comparisons.get(cell.record.run_id) if cell.record else None
         baseline = by_run[comparison.baseline_run_id] if comparison else None
-        said[cell.workload] = (*said.get(cell.workload, ()), _cell_text(cell, comparison, baseline))
+        text = (_cell_text(cell, comparison, baseline), _source(cell, baseline))
+        said[cell.workload] = (*said.get(cell.workload, ()), text)
     return said
+
+
+def render_cell_texts(experiment: Experiment, records: Sequence[RunRecord]) -> str:
+    """The same as lists, one for each workload, each text with the run_ids it comes from."""
+    characters = telling_characters(records)
+    return "\n\n".join(
+        section(f"Workload: {workload}", bullets([markdown(text, characters) for text in texts]), level=4)
+        for workload, texts in cell_texts(experiment, records).items()
+    )
+
+
+def _source(cell: Cell, baseline: RunRecord | None) -> Source:
+    return Source(tuple(record.run_id for record in (cell.record, baseline) if record is not None))
 
 
 def _cell_text(cell: Cell, comparison: Comparison | None, baseline: RunRecord | None) -> str:

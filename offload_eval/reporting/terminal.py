@@ -8,13 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from offload_eval.analysis.cells import cell_records, probe_records
-from offload_eval.analysis.findings import find
-from offload_eval.analysis.limits import find_limits, missing_limits
+from offload_eval.analysis.cells import probe_records
+from offload_eval.analysis.study import Study
 from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.capacity import CapacitySpec
-from offload_eval.core.experiment import Experiment
-from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.capacity_tables import (
@@ -26,15 +23,17 @@ from offload_eval.reporting.capacity_tables import (
     show_under_objectives,
 )
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_ms, show_number
-from offload_eval.reporting.grid import experiment_cells, recorded
 from offload_eval.reporting.plain_columns import plain_columns
-from offload_eval.reporting.sentences import EVIDENCE_WORDS, workload_sentences
+from offload_eval.reporting.sentences import EVIDENCE_WORDS
+from offload_eval.reporting.sourced import plain
 from offload_eval.reporting.strategy_tables import Column, format_columns
 from offload_eval.reporting.tables import strategy_frame
+from offload_eval.reporting.verdict_text import answer
 
 NAME_WIDTH: Final = 34
 _LENGTHS_WIDTH: Final = 28
 _STOP_WIDTH: Final = 24
+MOST_ROWS: Final = 100
 SWAP_SIGN: Final = "*"
 SWAPPED: Final = "* swap was in use around the cell: its times are the disk's."
 COLUMNS: Final = (
@@ -47,33 +46,28 @@ COLUMNS: Final = (
 )
 
 
-def render_terminal(
-    experiment: Experiment, records: Sequence[RunRecord], hardware: HardwareProfile | None = None
-) -> RenderableType:
-    """Renders the verdict and the strategy table for a terminal; no text in a record can act as markup.
+def render_terminal(study: Study) -> RenderableType:
+    """Renders the verdict and one table for a terminal; no text in a record can act as markup.
 
     Returns:
-        A rich renderable. The table fits 100 columns: long names fold, and no number is cut off.
+        A rich renderable. The table fits 100 columns: long names fold, and no number is cut off. It is of the limits
+        where there was a search, else of the cells.
     """
-    parts: list[RenderableType] = []
-    of_cells = cell_records(records)
-    limits = find_limits(experiment, records)
-    if of_cells or not limits:
-        for workload, sentences in workload_sentences(experiment, of_cells).items():
-            parts += [Text(one_line(workload), style="bold"), _bullets(sentences)]
-    ordered = recorded(experiment_cells(experiment, of_cells))
-    if ordered:
-        swapped = [Text(SWAPPED)] if any(map(is_swapped, ordered)) else []
-        parts += [Text(""), _strategy_table(ordered), *swapped]
-    if limits:
-        capacity = experiment.capacity or CapacitySpec()
-        parts += [Text(""), _limits_table(limits, has_objectives=capacity.has_objectives)]
-        missing = missing_limits(experiment, limits)
-        parts += (
-            [Text(f"The search is not done: {missing} limits are missing. Go on with --resume.")] if missing else []
-        )
-    if ordered or limits:
-        parts.append(Text(_closing(ordered or probe_records(records), records, hardware)))
+    parts: list[RenderableType] = [_bullets([plain(line) for line in answer(study.verdict)]), Text("")]
+    if study.limits:
+        capacity = study.experiment.capacity or CapacitySpec()
+        parts.append(_limits_table(study.limits, has_objectives=capacity.has_objectives))
+        if study.num_missing_limits:
+            parts.append(
+                Text(f"The search is not done: {study.num_missing_limits} limits are missing. Go on with --resume.")
+            )
+    elif study.runs:
+        shown = study.runs[:MOST_ROWS]
+        parts += [_strategy_table(shown), *([Text(SWAPPED)] if any(map(is_swapped, shown)) else [])]
+        if len(shown) < len(study.runs):
+            parts.append(Text(f"{len(study.runs) - len(shown):,} more cells are in the report."))
+    if study.records:
+        parts.append(Text(_closing(study)))
     return Group(*parts)
 
 
@@ -145,10 +139,11 @@ def _strategy_table(records: Sequence[RunRecord]) -> Table:
     return table
 
 
-def _closing(ordered: Sequence[RunRecord], records: Sequence[RunRecord], hardware: HardwareProfile | None) -> str:
+def _closing(study: Study) -> str:
     """The rungs under the table, and how many findings the report holds, on traces too."""
-    rungs = "; ".join(EVIDENCE_WORDS[rung] for rung in dict.fromkeys(record.evidence for record in ordered))
-    severities = [finding.severity for finding in find(records, hardware)]
+    shown = study.runs or probe_records(study.records) or study.records
+    rungs = "; ".join(EVIDENCE_WORDS[rung] for rung in dict.fromkeys(record.evidence for record in shown))
+    severities = [finding.severity for finding in study.findings]
     counts = [
         f"{count} {level}{'' if count == 1 else 's'}"
         for level in ("error", "warning", "note")

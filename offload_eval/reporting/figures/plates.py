@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from offload_eval.analysis.cells import cell_records
-from offload_eval.core.experiment import Experiment
-from offload_eval.core.hardware import HardwareProfile
-from offload_eval.core.limits import CapacityLimit
+from offload_eval.analysis.study import Study
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.figures.drawing import Drawing
 from offload_eval.reporting.figures.fidelity_by_size import draw_fidelity_by_size
@@ -17,7 +14,6 @@ from offload_eval.reporting.figures.style import house_style
 from offload_eval.reporting.figures.svg import inline_svg
 from offload_eval.reporting.figures.token_latencies import draw_token_latencies
 from offload_eval.reporting.figures.transfers_hidden import draw_transfers_hidden
-from offload_eval.reporting.grid import in_order
 from offload_eval.reporting.section_titles import CAPACITY, MEMORY, SPREAD, STRATEGIES, TRANSFERS
 
 
@@ -29,25 +25,20 @@ class Plate(NamedTuple):
     svg: str
 
 
-def make_plates(
-    experiment: Experiment,
-    records: Sequence[RunRecord],
-    limits: Sequence[CapacityLimit],
-    hardware: HardwareProfile | None,
-) -> dict[str, list[Plate]]:
+def make_plates(study: Study) -> dict[str, list[Plate]]:
     """Draws what there is data for; of an experiment's cells those of the workload with most tokens.
 
     Returns:
         Title of a section to its figures.
     """
-    cells = _of_largest_workload(in_order(experiment, cell_records(records)))
+    cells = _of_largest_workload(study.of_cells)
     with house_style():
         drawings = (
-            (CAPACITY, draw_sessions_by_length(limits)),
-            (CAPACITY, draw_price_of_sessions(experiment, records)),
+            (CAPACITY, draw_sessions_by_length(study.limits)),
+            (CAPACITY, draw_price_of_sessions(study.experiment, study.records)),
             (STRATEGIES, draw_fidelity_by_size(cells)),
             (MEMORY, draw_memory_ledger(cells)),
-            (TRANSFERS, draw_transfers_hidden(cells, hardware)),
+            (TRANSFERS, draw_transfers_hidden(cells, study.hardware)),
             (SPREAD, draw_token_latencies(cells)),
         )
         plates: dict[str, list[Plate]] = {}

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from offload_eval.analysis.probes import current_probes, lengths_of, timed_batch
+from offload_eval.analysis.probes import current_probes
+from offload_eval.analysis.timed import Timed, timed_batches
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.limits import Lengths, TimedBatch
 from offload_eval.core.records import RunRecord
@@ -20,35 +21,20 @@ if TYPE_CHECKING:
 
 MOST_PANELS: Final = 4
 """Combinations of lengths in one figure; the tables have all of them."""
-Timed = dict[Lengths, dict[str, list[TimedBatch]]]
-"""Timed batches by lengths and by strategy, each in order of its sessions."""
 
 
 def draw_price_of_sessions(experiment: Experiment, records: Sequence[RunRecord]) -> Drawing | None:
     """Draws the timed batches of a capacity search; None where nothing was timed."""
-    timed = timed_batches(experiment, records)
+    probes = current_probes(experiment, records)
+    timed = timed_batches([record for record in probes if record.spec.role == "time"])
     shown = dict(list(timed.items())[:MOST_PANELS])
     if not shown:
         return None
     tpot_limit_s = None if experiment.capacity is None else experiment.capacity.tpot_limit_s
-    rungs = {record.evidence for record in current_probes(experiment, records)} - {"traced"}
+    rungs = {record.evidence for record in probes} - {"traced"}
     sentences = [_sentence(lengths, batches) for lengths, batches in shown.items()]
     caption = " ".join([*sentences, f"Times: {', '.join(sorted(rungs))}."])
     return Drawing("price", "TPOT against sessions by strategy", caption, price_figure(shown, tpot_limit_s))
-
-
-def timed_batches(experiment: Experiment, records: Sequence[RunRecord]) -> Timed:
-    """Every batch that a search timed; those that were swapped are left out, since their times are the disk's."""
-    timed: Timed = {}
-    for record in current_probes(experiment, records):
-        figures = timed_batch(record) if record.spec.role == "time" else None
-        if figures is not None and not figures.swapped:
-            of_lengths = timed.setdefault(lengths_of(record.spec.workload), {})
-            of_lengths.setdefault(record.spec.strategy.label, []).append(figures)
-    for of_lengths in timed.values():
-        for batches in of_lengths.values():
-            batches.sort(key=lambda batch: batch.sessions)
-    return timed
 
 
 def price_figure(timed: Timed, tpot_limit_s: float | None) -> "Figure":

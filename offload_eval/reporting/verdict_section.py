@@ -1,0 +1,101 @@
+"""The verdict at the top of a report: its sentences, each number with its records, and one table at each length."""
+
+from typing import Final
+
+from offload_eval.analysis.study import Study
+from offload_eval.core.verdict import Situation, Standing
+from offload_eval.reporting.display import MISSING, one_line, show_count, show_ms, show_number
+from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
+from offload_eval.reporting.sourced import markdown, telling_characters
+from offload_eval.reporting.verdict_text import overview, situation_lines, situation_title
+
+MOST_SITUATIONS: Final = 12
+"""Combinations of lengths that a verdict is written out for; report.json has all of them."""
+READING: Final = (
+    "In brackets: the first characters of the run_id of every record that a number comes from; the table has them "
+    "in full."
+)
+_TITLES: Final = (
+    "strategy",
+    "rung",
+    "analytic sessions",
+    "traced sessions",
+    "sessions",
+    "over in-GPU",
+    "most tokens/s",
+    "TPOT there (ms)",
+    "sessions there",
+    "mean KL, worst (nats)",
+    "run_id",
+)
+
+
+def render_verdict(study: Study) -> str:
+    """What the run concludes, over all lengths and then at each."""
+    verdict, characters = study.verdict, telling_characters(study.records)
+    if not verdict.situations:
+        return ""
+    shown = verdict.situations[:MOST_SITUATIONS]
+    left_out = len(verdict.situations) - len(shown)
+    blocks = [
+        bullets([markdown(line, characters) for line in overview(verdict)]),
+        paragraph(READING),
+        *(
+            section(
+                situation_title(situation),
+                bullets([markdown(line, characters) for line in situation_lines(situation, verdict)]),
+                _table(situation),
+                level=3,
+            )
+            for situation in shown
+        ),
+        *([paragraph(f"{left_out:,} more combinations of lengths are in report.json.")] if left_out else []),
+    ]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _table(situation: Situation) -> str:
+    in_gpu = next((each for each in situation.standings if each.strategy == situation.in_gpu), None)
+    rows = [_row(standing, in_gpu) for standing in situation.standings]
+    return render_table(list(_TITLES), rows, "llrrrrrrrrl")
+
+
+def _row(standing: Standing, in_gpu: Standing | None) -> list[str]:
+    fastest, fidelity = standing.fastest, standing.fidelity
+    return [
+        standing.strategy,
+        standing.evidence or MISSING,
+        show_count(standing.analytic),
+        show_count(standing.traced),
+        one_line(standing.refusal, 60) if standing.sessions is None and standing.refusal else _sessions(standing),
+        _over(standing, in_gpu),
+        MISSING if fastest is None else show_number(fastest.tokens_per_s),
+        MISSING if fastest is None else show_ms(fastest.tpot_s),
+        MISSING if fastest is None else show_count(fastest.sessions),
+        MISSING if fidelity is None else show_number(fidelity.mean_kl_nats),
+        _run_ids(standing),
+    ]
+
+
+def _sessions(standing: Standing) -> str:
+    count = show_count(standing.sessions)
+    return (
+        f"{count} or more"
+        if standing.is_searched and standing.sessions is not None and not standing.is_exact
+        else count
+    )
+
+
+def _over(standing: Standing, in_gpu: Standing | None) -> str:
+    base = None if in_gpu is None else in_gpu.sessions
+    return f"{standing.sessions / base:.2f}x" if standing.sessions is not None and base else MISSING
+
+
+def _run_ids(standing: Standing) -> Verbatim:
+    """Of the sessions, of the times and of the fidelity, each once."""
+    ids = [
+        *standing.session_run_ids,
+        *([] if standing.fastest is None else [standing.fastest.run_id]),
+        *([] if standing.fidelity is None else [standing.fidelity.run_id]),
+    ]
+    return Verbatim(", ".join(map(code, dict.fromkeys(ids))) or MISSING)

@@ -1,0 +1,313 @@
+"""The verdict in words: what each strategy buys and costs, which to choose, and from where on offload pays."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, get_args
+
+import msgspec
+
+from offload_eval.core.limits import Lengths, TimedBatch
+from offload_eval.core.verdict import (
+    BatchBreakEven,
+    Choice,
+    ContextBreakEven,
+    Family,
+    Goal,
+    Situation,
+    Standing,
+    Verdict,
+)
+from offload_eval.reporting.capacity_tables import length_words
+from offload_eval.reporting.display import one_line, show_ms, show_number, show_percent
+from offload_eval.reporting.sourced import Source
+
+FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
+_GOAL_WORDS: Final[dict[Goal, str]] = {"sessions": "most sessions", "tokens_per_s": "most tokens/s"}
+_DIGITS: Final = 3
+_REASON_CHARACTERS: Final = 160
+
+
+def overview(verdict: Verdict) -> list[list[str | Source]]:
+    """What holds over all lengths: who is best where, and the context length from which offload gives more."""
+    said = [_over_lengths(goal, verdict.situations) for goal in get_args(Goal)] if len(verdict.situations) > 1 else []
+    return [line for line in said if line] + [_context_line(each, verdict) for each in verdict.break_evens]
+
+
+def situation_lines(situation: Situation, verdict: Verdict) -> list[list[str | Source]]:
+    """What was found at one combination of lengths; what is not known is left out."""
+    lines = (
+        *(_choice_line(choice, situation, verdict) for choice in situation.choices),
+        _unmet_line(situation, verdict),
+        _sessions_line(situation),
+        _price_line(situation),
+        _fidelity_line(situation),
+        *(_batch_line(each, situation) for each in situation.break_evens),
+    )
+    return [line for line in lines if line]
+
+
+def answer(verdict: Verdict) -> list[list[str | Source]]:
+    """The verdict in a few lines: over all lengths, or of the only one; of break-evens that of the best strategy."""
+    if len(verdict.situations) == 1:
+        (situation,) = verdict.situations
+        best = max(situation.break_evens, key=lambda each: each.best_ratio, default=None)
+        return situation_lines(
+            msgspec.structs.replace(situation, break_evens=() if best is None else (best,)), verdict
+        )
+    contexts = max(verdict.break_evens, key=lambda each: each.best_ratio or math.inf, default=None)
+    return overview(msgspec.structs.replace(verdict, break_evens=() if contexts is None else (contexts,)))
+
+
+def situation_title(situation: Situation) -> str:
+    """The lengths, and the workloads that have them."""
+    names = [name for name in situation.workloads if name != situation.lengths.label]
+    return length_words(situation.lengths) + (f" ({', '.join(names)})" if names else "")
+
+
+def objective_words(verdict: Verdict) -> str:
+    """The stated limits of TTFT and TPOT, such as `TPOT at most 250 ms`; empty where none is stated."""
+    stated = (("TTFT", verdict.ttft_limit_s), ("TPOT", verdict.tpot_limit_s))
+    return " and ".join(f"{name} at most {seconds * 1000:g} ms" for name, seconds in stated if seconds is not None)
+
+
+def _over_lengths(goal: Goal, situations: Sequence[Situation]) -> list[str | Source]:
+    best: dict[str, list[tuple[Lengths, Choice]]] = {}
+    for situation in situations:
+        for choice in situation.choices:
+            if choice.goal == goal:
+                best.setdefault(choice.strategy, []).append((situation.lengths, choice))
+    if not best:
+        return []
+    line: list[str | Source] = [f"{_GOAL_WORDS[goal].capitalize()} without loss: "]
+    for number, (strategy, won) in enumerate(best.items()):
+        where = (
+            f"at all {len(won)} combinations of lengths"
+            if len(best) == 1
+            else f"at {', '.join(length_words(lengths) for lengths, _ in won)}"
+        )
+        gains = [choice.over_in_gpu for _, choice in won if choice.over_in_gpu is not None]
+        line += [
+            f"{'; ' if number else ''}{strategy} {where}{_gain_words(gains)}",
+            Source(tuple(run_id for _, choice in won for run_id in (*choice.run_ids, *choice.in_gpu_run_ids))),
+        ]
+    return [*line, "."]
+
+
+def _gain_words(gains: Sequence[float]) -> str:
+    if not gains or max(gains) == 1:
+        return ""
+    low, high = f"{min(gains):.2f}x", f"{max(gains):.2f}x"
+    return f", {low if low == high else f'{low} to {high}'} of the in-GPU cache"
+
+
+def _context_line(found: ContextBreakEven, verdict: Verdict) -> list[str | Source]:
+    how = [
+        *([] if found.prefill_chunk_tokens is None else [f"prefilled {found.prefill_chunk_tokens:,} at once"]),
+        *([] if found.attn_implementation is None else [found.attn_implementation]),
+    ]
+    way = f" ({', '.join(how)})" if how else ""
+    best = (
+        ""
+        if found.best_ratio is None
+        else f"; at best {found.best_ratio:.2f}x of it, at {found.best_at:,} tokens of context"
+    )
+    objectives = objective_words(verdict)
+    under = f", under {objectives}" if objectives else ""
+    if found.wins_from is None:
+        words = (
+            f"Break-even in context: {found.strategy}{way} gives no more tokens/s than the in-GPU cache at the "
+            f"longest of {len(found.tokens)} contexts, {found.tokens[0]:,} to {found.tokens[-1]:,} tokens{under}{best}"
+        )
+    elif found.wins_from == found.tokens[0]:
+        words = (
+            f"Break-even in context: {found.strategy}{way} gives more tokens/s than the in-GPU cache at every one of "
+            f"{len(found.tokens)} contexts, {found.tokens[0]:,} to {found.tokens[-1]:,} tokens{under}{best}"
+        )
+    else:
+        below = max(tokens for tokens in found.tokens if tokens < found.wins_from)
+        words = (
+            f"Break-even in context: {found.strategy}{way} gives more tokens/s than the in-GPU cache from "
+            f"{found.wins_from:,} tokens on, and not at {below:,}{under}{best}"
+        )
+    return [words, Source(found.run_ids), "."]
+
+
+def _sessions_line(situation: Situation) -> list[str | Source]:
+    counted = [each for each in situation.standings if _count(each) is not None]
+    if not counted:
+        return [f"Sessions: none is known. {_refusals(situation.standings)}".strip()]
+    in_gpu = _in_gpu(situation)
+    line: list[str | Source] = [f"Sessions{_how_counted(counted)}: "]
+    families = [(family, [each for each in situation.standings if each.family == family]) for family in FAMILIES]
+    for number, (family, own) in enumerate(each for each in families if each[1]):
+        line.append("; " if number else "")
+        line += _family_part(family, own, in_gpu)
+    return [*line, "."]
+
+
+def _family_part(family: Family, own: Sequence[Standing], in_gpu: Standing | None) -> list[str | Source]:
+    known = [each for each in own if _count(each) is not None]
+    if not known:
+        reason = one_line(own[0].refusal, _REASON_CHARACTERS).rstrip(".") or "not run"
+        return [f"{family} ({', '.join(each.strategy for each in own)}) none: {reason}"]
+    best = max(known, key=lambda each: _count(each) or 0)
+    count, base = _count(best) or 0, None if in_gpu is None or best is in_gpu else _count(in_gpu)
+    more = "" if not best.is_searched or best.is_exact or best.sessions is None else " or more"
+    gain = f", {count / base:.2f}x of in-GPU," if base else ""
+    host = " (host memory decides)" if best.ledger == "host" else ""
+    analytic = "" if best.analytic is None else f" against {best.analytic:,} by arithmetic"
+    words = f"{family} {count:,}{more} under {best.strategy}{gain}{host}{analytic}"
+    return [words, Source(best.session_run_ids)]
+
+
+def _count(standing: Standing) -> int | None:
+    """Sessions as they ran; by trace where nothing was run."""
+    return standing.traced if standing.evidence == "traced" else standing.sessions
+
+
+def _how_counted(counted: Sequence[Standing]) -> str:
+    rungs = ", ".join(dict.fromkeys(each.evidence for each in counted if each.evidence is not None))
+    if any(each.is_searched for each in counted):
+        return f" ({rungs}; found by search)"
+    return f" ({rungs}; extrapolated from one batch's peak)"
+
+
+def _price_line(situation: Situation) -> list[str | Source]:
+    """TPOT and throughput of each family's fastest strategy, at its best batch, beside the in-GPU cache's."""
+    timed = [each for each in situation.standings if each.fastest is not None]
+    if not timed:
+        return []
+    in_gpu = _in_gpu(situation)
+    base = None if in_gpu is None else in_gpu.fastest
+    line: list[str | Source] = ["Price, each at its batch with most tokens/s: "]
+    families = [[each for each in timed if each.family == family] for family in FAMILIES]
+    for number, own in enumerate(each for each in families if each):
+        best = max(own, key=lambda each: each.fastest.tokens_per_s if each.fastest else 0.0)
+        assert best.fastest is not None
+        line += [
+            f"{'; ' if number else ''}{best.strategy} {_priced(best.fastest, base)}",
+            Source((best.fastest.run_id,)),
+        ]
+    return [*line, "."]
+
+
+def _priced(batch: TimedBatch, base: TimedBatch | None) -> str:
+    tokens, tpot = show_number(batch.tokens_per_s, _DIGITS), show_ms(batch.tpot_s, _DIGITS)
+    sessions = f"{batch.sessions:,} session{'' if batch.sessions == 1 else 's'}"
+    ratios = (
+        ""
+        if base is None or base is batch
+        else f", {batch.tokens_per_s / base.tokens_per_s:.2f}x the tokens/s and {batch.tpot_s / base.tpot_s:.2f}x the "
+        "TPOT of the in-GPU cache"
+    )
+    return f"{tokens} tokens/s at a TPOT of {tpot} ms ({sessions}){ratios}"
+
+
+def _fidelity_line(situation: Situation) -> list[str | Source]:
+    """Strategies that are bit-equal together, then each that is not."""
+    known = [each for each in situation.standings if each.fidelity is not None]
+    if not known:
+        return []
+    equal = [each for each in known if each.fidelity and each.fidelity.bit_equal]
+    others = [each for each in known if each.fidelity and not each.fidelity.bit_equal]
+    line: list[str | Source] = ["Output: "]
+    if equal:
+        line += [
+            f"bit-equal under {', '.join(each.strategy for each in equal)}",
+            Source(tuple(each.fidelity.run_id for each in equal if each.fidelity)),
+        ]
+    for number, each in enumerate(others):
+        assert each.fidelity is not None
+        found = each.fidelity
+        where = "" if found.workload in situation.workloads else f" on {found.workload}"
+        floor = f" (noise floor {show_number(found.noise_floor_nats, _DIGITS)})" if found.noise_floor_nats else ""
+        line += [
+            f"{'; ' if number or equal else ''}mean KL {show_number(found.mean_kl_nats, _DIGITS)} nats{floor}, top-1 "
+            f"{show_percent(found.top1_agreement_ratio)} under {each.strategy}{where}",
+            Source((found.run_id,)),
+        ]
+    return [*line, "."]
+
+
+def _choice_line(choice: Choice, situation: Situation, verdict: Verdict) -> list[str | Source]:
+    objectives = objective_words(verdict)
+    under = f" under {objectives}" if objectives else ", no SLO being stated"
+    line: list[str | Source] = [
+        f"Choose for {_GOAL_WORDS[choice.goal]}{under}: {choice.strategy}, {_value(choice.goal, choice.value)}",
+        Source(choice.run_ids),
+    ]
+    if choice.strategy == situation.in_gpu:
+        line.append(", the in-GPU cache: no strategy without loss has " + _more(choice.goal))
+    elif choice.over_in_gpu is not None:
+        line += [f", {choice.over_in_gpu:.2f}x of the in-GPU cache", Source(choice.in_gpu_run_ids)]
+    else:
+        line.append("; the in-GPU cache has none" if situation.in_gpu else "")
+    if choice.lossy is not None and choice.lossy_value is not None:
+        value = _value(choice.goal, choice.lossy_value)
+        line += [f". Where its loss is acceptable: {choice.lossy}, {value}", Source(choice.lossy_run_ids)]
+        loss = next(each.fidelity for each in situation.standings if each.strategy == choice.lossy)
+        line.append(" (its loss was not measured here)" if loss is None else "")
+    return [*line, "."]
+
+
+def _more(goal: Goal) -> str:
+    return "more" if goal == "sessions" else "5 % more"
+
+
+def _value(goal: Goal, value: float) -> str:
+    if goal == "sessions":
+        return f"{int(value):,} session{'' if value == 1 else 's'}"
+    return f"{show_number(value, _DIGITS)} tokens/s"
+
+
+def _unmet_line(situation: Situation, verdict: Verdict) -> list[str | Source]:
+    """Strategies that were timed, and never within the objectives."""
+    unmet = [each.strategy for each in situation.standings if each.num_timed and each.fastest is None]
+    return [f"Never within {objective_words(verdict)}: {', '.join(unmet)}."] if unmet else []
+
+
+def _batch_line(found: BatchBreakEven, situation: Situation) -> list[str | Source]:
+    standing = next(each for each in situation.standings if each.strategy == found.strategy)
+    in_gpu = _in_gpu(situation)
+    if not standing.is_searched and in_gpu is not None:
+        return _needed_line(found, standing, in_gpu)
+    if found.wins_from is None:
+        words = (
+            f"Break-even in batch: none of {found.strategy}'s timed batches, up to {found.loses_up_to or 0:,} "
+            f"sessions, gives more tokens/s than the in-GPU cache's best: at most {found.best_ratio:.2f}x, at "
+            f"{found.best_at:,} sessions"
+        )
+    else:
+        below = "" if found.loses_up_to is None else f", and not at {found.loses_up_to:,}"
+        words = (
+            f"Break-even in batch: {found.strategy} gives more tokens/s than the in-GPU cache's best from "
+            f"{found.wins_from:,} sessions on{below}; at most {found.best_ratio:.2f}x, at {found.best_at:,} sessions"
+        )
+    return [words, Source(found.run_ids), "."]
+
+
+def _needed_line(found: BatchBreakEven, standing: Standing, in_gpu: Standing) -> list[str | Source]:
+    """Of cells alone: what was timed, and what larger batches would have to take."""
+    words = f"Break-even: as timed, {found.strategy} gives {found.best_ratio:.2f}x the tokens/s of the in-GPU cache"
+    line: list[str | Source] = [words, Source(found.run_ids)]
+    own, base = standing.sessions, in_gpu.sessions
+    if found.wins_from is None and own and base and own > base:
+        line += [
+            f"; full, it gives more only if a step of {own:,} sessions takes less than {own / base:.2f}x one of the "
+            f"in-GPU cache's {base:,}",
+            Source((*standing.session_run_ids, *in_gpu.session_run_ids)),
+            ", which `offload-eval capacity` times",
+        ]
+    return [*line, "."]
+
+
+def _in_gpu(situation: Situation) -> Standing | None:
+    return next((each for each in situation.standings if each.strategy == situation.in_gpu), None)
+
+
+def _refusals(standings: Iterable[Standing]) -> str:
+    return " ".join(
+        f"{each.strategy}: {one_line(each.refusal, _REASON_CHARACTERS).rstrip('.')}."
+        for each in standings
+        if each.refusal
+    )
