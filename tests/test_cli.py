@@ -197,8 +197,8 @@ class TestReport:
         result = invoke("report", str(path))
         assert result.exit_code == 0
         assert "dynamic" in result.stdout
-        files = [path / "report.md", path / "report.html"]
-        assert result.stdout.splitlines()[-2:] == [f"report: {file}" for file in files]
+        files = [path / "report.md", path / "report.html", path / "report.json"]
+        assert result.stdout.splitlines()[-3:] == [f"report: {file}" for file in files]
         assert all(file.is_file() for file in files)
 
     def test_json_says_what_was_written_and_nothing_else(self, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from factories import (
 )
 from matplotlib.figure import Figure
 
+from offload_eval.analysis.study import Study
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import StreamedSpec
 from offload_eval.core.limits import CapacityLimit, Lengths, TimedBatch
@@ -226,7 +227,7 @@ class TestFidelityBySize:
 
 class TestPlates:
     def test_every_figure_of_a_run_stands_under_its_section(self):
-        plates = make_plates(make_experiment(), clean_records(), (), None)
+        plates = make_plates(Study(make_experiment(), clean_records()))
         assert {section: [plate.name for plate in own] for section, own in plates.items()} == {
             "Strategies": ["fidelity"],
             "Memory: analytic, traced, and of the run": ["memory"],
@@ -237,11 +238,11 @@ class TestPlates:
     def test_the_workload_with_most_tokens_is_drawn(self):
         long = make_workload(name="long", prompt_tokens=200)
         records = [*clean_records(), make_streamed(spec=make_spec(STREAMED, workload=long))]
-        plates = make_plates(make_experiment(), records, (), None)
+        plates = make_plates(Study(make_experiment(), records))
         assert all(plate.caption.startswith("long") for own in plates.values() for plate in own)
 
     def test_without_records_there_are_none(self):
-        assert make_plates(make_experiment(), [], (), None) == {}
+        assert make_plates(Study(make_experiment(), [])) == {}
 
 
 class TestSvg:

@@ -27,6 +27,7 @@ from test_trace import BATCH, LLAMA_TOKEN_BYTES, build, workload
 
 from offload_eval.analysis.capacity import admitted_by_peak, admitted_by_trace
 from offload_eval.analysis.findings import find
+from offload_eval.analysis.study import Study
 from offload_eval.bounds.host_ledger import HOST_NOT_CHECKED, PINNED_ROUNDS, UPSTREAM_ALLOCATES
 from offload_eval.bounds.strategy_bound import strategy_bound
 from offload_eval.core.experiment import (
@@ -168,7 +169,7 @@ class TestReport:
     CELLS = (make_record(spec=spec_with_host(strategy=DYNAMIC)), make_streamed(spec=spec_with_host()))
 
     def test_the_table_marks_what_the_host_decides(self):
-        text = render_report(make_experiment(budget=make_budget(host_bytes=100_000)), self.CELLS)
+        text = render_report(Study(make_experiment(budget=make_budget(host_bytes=100_000)), self.CELLS))
         capacity = text.split("### Capacity and memory")[1].split("###")[0]
         cells = {
             line.split("|")[1].strip(): [each.strip() for each in line.split("|")[2:4]]
@@ -183,7 +184,7 @@ class TestReport:
     def test_the_terminal_marks_it_too(self):
         console = Console(width=100)
         with console.capture() as captured:
-            console.print(render_terminal(make_experiment(), self.CELLS))
+            console.print(render_terminal(Study(make_experiment(), self.CELLS)))
         (row,) = [
             line
             for line in captured.get().splitlines()

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from offload_eval.analysis.study import Study
 from offload_eval.core.experiment import ModelSpec, StreamedSpec
 from offload_eval.reporting import markdown
 from offload_eval.reporting.figures.plates import make_plates
@@ -88,7 +89,7 @@ def clean_records():
 
 
 def page_of(experiment, records):
-    return render_html(render_report(experiment, records), make_plates(experiment, records, (), None))
+    return render_html(render_report(Study(experiment, records)), make_plates(Study(experiment, records)))
 
 
 def clean_page():
@@ -130,7 +131,7 @@ class TestMarkdown:
 class TestPage:
     def test_it_says_what_the_markdown_says(self):
         """By another parser of Markdown, word by word and table by table."""
-        text = render_report(make_experiment(), clean_records())
+        text = render_report(Study(make_experiment(), clean_records()))
         shown = PARSER.render(text)
         page = clean_page()
         without_figures = re.sub(r"<figure.*?</figure>", "", page[page.index("<main>") :], flags=re.DOTALL)
@@ -176,7 +177,7 @@ class TestPage:
         pages = [tmp_path / name / "report.html" for name in "ab"]
         for page in pages:
             page.parent.mkdir()
-            write_report(page.parent, make_experiment(), clean_records())
+            write_report(page.parent, Study(make_experiment(), clean_records()))
         assert pages[0].read_bytes() == pages[1].read_bytes()
         assert pages[0].read_text() == clean_page()
 
@@ -189,7 +190,7 @@ class TestPage:
             for workload in workloads
             for make, strategy in zip(makers, strategies, strict=True)
         ]
-        paths = write_report(tmp_path, make_experiment(workloads=workloads), records)
+        paths = write_report(tmp_path, Study(make_experiment(workloads=workloads), records))
         assert 200_000 < paths[1].stat().st_size < 2_000_000
 
     def test_twice_the_records_take_about_twice_as_long(self, tmp_path):
@@ -199,6 +200,6 @@ class TestPage:
             loads = tuple(make_workload(name=f"load-{place}", prompt_tokens=100 + place) for place in range(number))
             records = [make_record(spec=make_spec(workload=load)) for load in loads]
             start_s = time.process_time()
-            write_report(tmp_path, make_experiment(workloads=loads), records)
+            write_report(tmp_path, Study(make_experiment(workloads=loads), records))
             times_s[number] = time.process_time() - start_s
         assert times_s[400] < 3 * times_s[200]

@@ -36,6 +36,7 @@ from offload_eval.analysis.cells import latest_records, latest_traces
 from offload_eval.analysis.comparison import compare_with_baseline
 from offload_eval.analysis.findings import find
 from offload_eval.analysis.memory import explain_memory
+from offload_eval.analysis.study import Study
 from offload_eval.bounds.strategy_bound import kv_device_bytes_after
 from offload_eval.core.experiment import OffloadedSpec, StaticSpec
 from offload_eval.core.judgement import PhaseMemory
@@ -44,7 +45,7 @@ from offload_eval.core.trace import PhaseTrace, StepTrace
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.memory_tables import MEMORY_COLUMNS, PARTS, memory_frame
 from offload_eval.reporting.report import render_report, write_report
-from offload_eval.reporting.sentences import workload_sentences
+from offload_eval.reporting.sentences import cell_texts
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
 from offload_eval.reporting.terminal import render_terminal
 
@@ -227,7 +228,7 @@ class TestConsumers:
             lambda records: host_frame(records).to_csv(),
             lambda records: analytic_frame(records).to_csv(),
             lambda records: trials_frame(records).to_csv(),
-            lambda records: workload_sentences(make_experiment(), records),
+            lambda records: cell_texts(make_experiment(), records),
         ],
         ids=["comparison", "strategies", "fidelity", "host", "analytic", "trials", "sentences"],
     )
@@ -240,16 +241,16 @@ class TestConsumers:
 
     def test_the_terminal_shows_runs_and_counts_findings_on_traces(self):
         traces = [make_untraced("failed"), *self.TRACES[1:]]
-        text = printed(render_terminal(make_experiment(), [*traces, *self.RUNS]), width=300)
+        text = printed(render_terminal(Study(make_experiment(), [*traces, *self.RUNS])), width=300)
         assert "traced" not in text.split("Findings")[0].split("strategy ")[-1]
-        plain = printed(render_terminal(make_experiment(), self.RUNS), width=300)
+        plain = printed(render_terminal(Study(make_experiment(), self.RUNS)), width=300)
         assert text.split("Times, peaks")[0] == plain.split("Times, peaks")[0]
         assert "1 error" not in plain
 
 
 class TestReport:
     def section_of(self, *records: RunRecord) -> str:
-        text = render_report(make_experiment(strategies=(DYNAMIC,)), records)
+        text = render_report(Study(make_experiment(strategies=(DYNAMIC,)), records))
         return text.split("## Memory: analytic, traced, and of the run")[1].split("## Findings")[0]
 
     def test_the_table_of_a_phase_adds_up_in_one_unit(self):
@@ -294,11 +295,11 @@ class TestReport:
     def test_records_without_traces_keep_what_is_known_of_them(self):
         prefill, _ = tables_of(self.section_of(make_record()))
         assert prefill[0] == ["strategy", "weights + KV, analytic", "+ forced tokens, emulated", "= peak, emulated"]
-        text = render_report(make_experiment(), [make_record()])
+        text = render_report(Study(make_experiment(), [make_record()]))
         assert "traced" not in " ".join(row[1] for row in table_with(text, "rung"))
 
     def test_a_directory_of_traces_alone_makes_a_report(self):
-        text = render_report(make_experiment(), [make_traced()])
+        text = render_report(Study(make_experiment(), [make_traced()]))
         assert "Evidence: traced on tensors without data." in text
         assert "dynamic was not run" in text
         assert "dynamic (not run)" in text
@@ -310,7 +311,7 @@ class TestReport:
         trials = make_trials(prefill=phase)
         run = make_record(trials=trials, conditions=conditions, evidence="measured", model=facts)
         traced = make_traced(model=facts)
-        text = render_report(make_experiment(), [traced, run])
+        text = render_report(Study(make_experiment(), [traced, run]))
         shown = {
             title.rpartition(", ")[0] or title
             for table in tables_of(self.section_of(traced, run))
@@ -322,7 +323,7 @@ class TestReport:
         assert "sessions by trace" in described
 
     def test_raw_bytes_are_in_a_table_of_their_own(self, tmp_path: Path):
-        paths = write_report(tmp_path, make_experiment(), [make_traced(), make_streamed(), make_record()])
+        paths = write_report(tmp_path, Study(make_experiment(), [make_traced(), make_streamed(), make_record()]))
         frame = pd.read_csv(next(path for path in paths if path.name == "memory.csv"))
         assert list(frame) == list(MEMORY_COLUMNS)
         assert frame["strategy"].tolist() == ["dynamic", "dynamic", "streamed", "streamed"]
@@ -332,7 +333,7 @@ class TestReport:
         assert list(memory_frame([])) == list(MEMORY_COLUMNS)
 
     def test_sessions_by_trace_stand_between_the_others(self):
-        text = render_report(make_experiment(), [make_traced(), make_record()])
+        text = render_report(Study(make_experiment(), [make_traced(), make_record()]))
         (title, row) = table_with(text, "sessions by trace")[:2]
         assert (title[1:4], row[1:4]) == (
             ["analytic sessions", "sessions by trace", "sessions by peak"],

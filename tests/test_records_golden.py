@@ -10,6 +10,7 @@ from factories import make_record
 
 from offload_eval.analysis.cells import latest_records, latest_traces
 from offload_eval.analysis.limits import find_limits
+from offload_eval.analysis.study import Study
 from offload_eval.core.records import SCHEMA_VERSION, record_id
 from offload_eval.errors import InputError
 from offload_eval.reporting.report import write_report
@@ -59,7 +60,7 @@ class TestEarlierRecords:
     def test_the_report_is_written(self, commit: str, tmp_path: Path) -> None:
         shutil.copytree(GOLDEN / commit, tmp_path / "run")
         directory = RunDirectory.read(tmp_path / "run")
-        files = write_report(tmp_path / "run", directory.experiment, directory.records(), directory.hardware)
+        files = write_report(tmp_path / "run", Study(directory.experiment, directory.records(), directory.hardware))
         text = files[0].read_text()
         assert all(label in text for label in LABELS)
         assert "10.00" in text, "TPOT: (0.54 - 0.5) / 4 = 10 ms"

@@ -20,6 +20,7 @@ from factories import (
 from offload_eval.analysis.findings import find
 from offload_eval.analysis.recovery import explain_recoveries, group_recoveries, recovery_records
 from offload_eval.analysis.rules_recovery import check_recovery
+from offload_eval.analysis.study import Study
 from offload_eval.core.experiment import OffloadedSpec, StaticSpec, StrategySpec
 from offload_eval.core.records import Failure, RecoverySample, RunRecord
 from offload_eval.core.run_spec import Role
@@ -233,13 +234,13 @@ class TestTable:
 
     def test_without_a_failure_there_is_neither_table_nor_section_nor_file(self, tmp_path: Any) -> None:
         assert render_recoveries([make_record()]) == ""
-        assert RECOVERY_TITLE not in render_report(make_experiment(), [make_record()])
-        write_report(tmp_path, make_experiment(), [make_record()])
+        assert RECOVERY_TITLE not in render_report(Study(make_experiment(), [make_record()]))
+        write_report(tmp_path, Study(make_experiment(), [make_record()]))
         assert not (tmp_path / "tables" / "recovery.csv").exists()
 
     def test_a_report_has_the_section_and_the_file(self, tmp_path: Any) -> None:
         records = [make_record(), make_ending(), make_killed()]
-        write_report(tmp_path, make_experiment(), records)
+        write_report(tmp_path, Study(make_experiment(), records))
         assert f"## {RECOVERY_TITLE}" in (tmp_path / "report.md").read_text()
         frame = pd.read_csv(tmp_path / "tables" / "recovery.csv")
         assert frame["role"].tolist() == ["oom_prefill", "killed"]

@@ -32,15 +32,18 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
+from offload_eval.analysis.study import Study
 from offload_eval.core.experiment import MeasurementPlan, ModelSpec, OffloadedSpec, QuantizedSpec
 from offload_eval.core.records import Conditions
 from offload_eval.reporting import markdown
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.display import byte_scale, one_line, show_bytes, show_count, show_ms, show_number
 from offload_eval.reporting.report import render_report, write_report
-from offload_eval.reporting.sentences import workload_sentences
+from offload_eval.reporting.sentences import cell_texts
+from offload_eval.reporting.sourced import plain
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
 from offload_eval.reporting.terminal import render_terminal
+from offload_eval.reporting.verdict_text import answer
 
 HOSTILE = "a|b\nc `d` ``e`` <script>x</script> **f** [g](http://h) \\| \x1b[31m\u202e # _i_ ~~j~~ $k$ &lt;"
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -72,7 +75,7 @@ def table_with(text, title):
 
 
 def sentences_of(records, **changes):
-    return workload_sentences(make_experiment(**changes), records)["small"]
+    return tuple(plain(text) for text in cell_texts(make_experiment(**changes), records)["small"])
 
 
 def printed(renderable, width=100):
@@ -336,7 +339,7 @@ class TestSentences:
 
 class TestReport:
     def test_sections_stand_in_the_order_a_reader_needs(self):
-        text = render_report(make_experiment(), clean_records())
+        text = render_report(Study(make_experiment(), clean_records()))
         assert re.findall(r"^## (.*)$", text, re.M) == [
             "Verdict", "Strategies", "Analytic card", "Memory: analytic, traced, and of the run", "Transfers",
             "Findings", "Spread", "Method", "Machine, versions and model",
@@ -345,7 +348,7 @@ class TestReport:
         assert text.startswith("# does-it-pay\n\nDoes streaming the KV cache pay?\n\nEvidence: emulated on a CPU")
 
     def test_the_strategy_table_has_units_and_four_digits(self):
-        text = render_report(make_experiment(), clean_records())
+        text = render_report(Study(make_experiment(), clean_records()))
         capacity = table_with(text, "sessions by peak")
         assert capacity[0] == [
             "strategy", "analytic sessions", "sessions by peak", "prefill peak (KiB)", "decode peak (KiB)",
@@ -359,12 +362,12 @@ class TestReport:
         assert costs[1][4:] == ["-", "-"]
 
     def test_strategy_tables_are_at_most_140_columns_wide(self):
-        text = render_report(make_experiment(), clean_records())
+        text = render_report(Study(make_experiment(), clean_records()))
         strategies = text.split("## Strategies")[1].split("## Analytic card")[0]
         assert max(map(len, strategies.splitlines())) <= 140
 
     def test_missing_is_a_dash_in_every_table(self):
-        text = render_report(make_experiment(), [make_record(), make_failure("oom")])
+        text = render_report(Study(make_experiment(), [make_record(), make_failure("oom")]))
         assert table_with(text, "sessions by peak")[2] == ["streamed (oom)", "54", "-", "-", "-", "-", "-"]
         assert table_with(text, "tokens/s")[2] == ["streamed (oom)", *["-"] * 5]
 
@@ -377,7 +380,7 @@ class TestReport:
             first_divergence_tokens=(30, 7, None),
         )
         records = [make_record(), make_streamed(), make_quantized(fidelity=fidelity)]
-        assert table_with(render_report(make_experiment(), records), "noise floor") == [
+        assert table_with(render_report(Study(make_experiment(), records)), "noise floor") == [
             ["strategy", "mean KL", "max KL", "noise floor", "top-1 (ratio)", "NLL change", "first divergence",
              "top-1 margin", "bit-equal"],
             ["dynamic", "-", "-", "0.001000", "-", "-", "-", "0.1000", "-"],
@@ -388,12 +391,12 @@ class TestReport:
     def test_the_noise_floor_is_never_shown_as_the_baselines_error(self):
         records = [make_record(fidelity=make_fidelity(0.123, against="chunked_prefill", top1_agreement_ratio=0.456))]
         experiment = make_experiment(strategies=(DYNAMIC,))
-        text = render_report(experiment, records)
+        text = render_report(Study(experiment, records))
         for table in tables_of(text):
             for title, cell in zip(table[0], table[1], strict=True):
                 assert ("0.1230" in cell) <= (title == "noise floor")
         assert "0.4560" not in text
-        assert "0.1230" not in printed(render_terminal(experiment, records)).split("strategy ")[-1]
+        assert "0.1230" not in printed(render_terminal(Study(experiment, records))).split("strategy ")[-1]
         (row,) = fidelity_frame(records).to_dict("records")
         assert (row["noise_floor_nats"], row["against"]) == (pytest.approx(0.123), "chunked_prefill")
         assert all(pd.isna(row[name]) for name in ("mean_kl_nats", "max_kl_nats", "top1_agreement_ratio", "bit_equal"))
@@ -410,7 +413,7 @@ class TestReport:
             pinned_allocated_bytes=2**21,
             num_alloc_retries=2,
         )
-        text = render_report(make_experiment(), [make_record(), make_streamed(trials=trials)])
+        text = render_report(Study(make_experiment(), [make_record(), make_streamed(trials=trials)]))
         assert table_with(text, "H2D busy/step (ms)") == [
             ["strategy", "host RSS peak (GiB)", "pinned asked (MiB)", "pinned allocated (MiB)", "H2D busy/step (ms)",
              "D2H busy/step (ms)"],
@@ -434,7 +437,7 @@ class TestReport:
             num_minor_faults=1200,
         )
         again = make_timing(0.015, swap_in_bytes=4096, swap_out_bytes=0, num_major_faults=4, num_minor_faults=34)
-        text = render_report(make_experiment(), [make_record(), make_streamed(trials=(first, again, again))])
+        text = render_report(Study(make_experiment(), [make_record(), make_streamed(trials=(first, again, again))]))
         assert table_with(text, "major faults") == [
             ["strategy", "cgroup peak (GiB)", "cgroup limit (GiB)", "cgroup swap (MiB)", "swapped in (KiB)",
              "swapped out (B)", "major faults", "minor faults"],
@@ -444,7 +447,7 @@ class TestReport:
 
     def test_a_table_that_knows_nothing_is_left_out(self):
         bare = make_trials(num_alloc_retries=None, swap_in_bytes=None, swap_out_bytes=None)
-        text = render_report(make_experiment(), [make_record(trials=bare, fidelity=None)])
+        text = render_report(Study(make_experiment(), [make_record(trials=bare, fidelity=None)]))
         strategies = text.split("## Strategies")[1].split("## Analytic card")[0]
         assert re.findall(r"^### (.*): small$", strategies, re.M) == [
             "Capacity and memory",
@@ -453,13 +456,14 @@ class TestReport:
 
     def test_a_rung_is_named_where_there_are_several(self):
         records = [make_record(), make_streamed(evidence="measured")]
-        text = render_report(make_experiment(), records)
-        assert [row[0] for row in table_with(text, "tokens/s")[1:]] == ["dynamic (emulated)", "streamed (measured)"]
+        text = render_report(Study(make_experiment(), records))
+        times = next(table for table in tables_of(text) if "TTFT (ms)" in table[0])
+        assert [row[0] for row in times[1:]] == ["dynamic (emulated)", "streamed (measured)"]
         assert ["TTFT", "emulated, measured"] in [row[:2] for row in table_with(text, "rung")]
 
     def test_every_cell_is_accounted_for(self):
         stray = make_record(spec=make_spec(OffloadedSpec()))
-        cells = table_with(render_report(make_experiment(), [make_record(), stray]), "run_id")[1:]
+        cells = table_with(render_report(Study(make_experiment(), [make_record(), stray])), "run_id")[1:]
         assert [row[:3] for row in cells] == [
             ["small", "dynamic", "ok"],
             ["small", "streamed", "not run"],
@@ -469,7 +473,7 @@ class TestReport:
         assert cells[0][3:5] == [make_record().run_id, "3 of 3"]
 
     def test_an_assumption_is_given_once_with_its_cells(self):
-        text = render_report(make_experiment(), clean_records())
+        text = render_report(Study(make_experiment(), clean_records()))
         assert text.count("fragmentation and paging are not counted") == 1
         assert "- every cell: Activations" in text
         assert "- small / quantized-hqq-int4: 4.5 bits a quantized value" in text
@@ -477,7 +481,7 @@ class TestReport:
     def test_the_spread_names_its_coverage(self):
         trials = (make_trial(0.010), *(make_timing(tpot_s) for tpot_s in (0.010, 0.011, 0.012, 0.013, 0.014)))
         spec = make_spec(measurement=MeasurementPlan(trials=7))
-        text = render_report(make_experiment(), [make_record(spec=spec, trials=trials), make_streamed()])
+        text = render_report(Study(make_experiment(), [make_record(spec=spec, trials=trials), make_streamed()]))
         rows = table_with(text, "coverage")
         assert rows[1][:5] == [
             "small / dynamic",
@@ -489,22 +493,24 @@ class TestReport:
         assert rows[2][1:3] == ["3 of 3", "min to max"]
 
     def test_findings_are_shown_with_their_remedy(self):
-        text = render_report(make_experiment(), [make_record(), make_streamed(fidelity=make_fidelity(0.5))])
+        text = render_report(Study(make_experiment(), [make_record(), make_streamed(fidelity=make_fidelity(0.5))]))
         (row,) = table_with(text, "remedy")[1:]
         assert row[:2] == ["error", "lossless_differs"]
         assert row[2].startswith("small / streamed: mean KL to the baseline is 0.5 nats")
 
     def test_another_machine_is_named(self):
         records = [make_record(), make_streamed(machine=make_machine(cpu="Other CPU"))]
-        assert "differs: cpu: Test CPU -&#62; Other CPU." in render_report(make_experiment(), records)
+        assert "differs: cpu: Test CPU -&#62; Other CPU." in render_report(Study(make_experiment(), records))
 
     def test_no_records_still_make_a_report(self):
-        text = render_report(make_experiment(), [])
+        text = render_report(Study(make_experiment(), []))
         assert text.count("Nothing has been recorded yet.") == 5
         assert "dynamic was not run" in text
 
     def test_the_same_records_give_the_same_text(self):
-        assert render_report(make_experiment(), clean_records()) == render_report(make_experiment(), clean_records())
+        assert render_report(Study(make_experiment(), clean_records())) == render_report(
+            Study(make_experiment(), clean_records())
+        )
 
     def test_hostile_text_shows_as_itself_everywhere(self):
         experiment = make_experiment(question=HOSTILE, model=ModelSpec(source=HOSTILE))
@@ -513,7 +519,7 @@ class TestReport:
             make_failure("failed", message=HOSTILE, failed={"type": HOSTILE, "stage": HOSTILE}),
             make_quantized(model=make_facts(shape=None, shape_refusal=HOSTILE)),
         ]
-        text = render_report(experiment, records)
+        text = render_report(Study(experiment, records))
         rendered = PARSER.render(text)
         assert not {"script", "a", "s", "em", "strong"} & set(re.findall(r"<(\w+)", rendered))
         assert "\x1b" not in rendered
@@ -528,7 +534,7 @@ class TestReport:
 
 class TestMethod:
     def method_of(self, records, **plan):
-        text = render_report(make_experiment(measurement=MeasurementPlan(**plan)), records)
+        text = render_report(Study(make_experiment(measurement=MeasurementPlan(**plan)), records))
         return " ".join(text.split("## Method")[1].split("## Machine")[0].split())
 
     def test_every_shown_column_has_a_method(self):
@@ -539,7 +545,7 @@ class TestMethod:
         trials = make_trials(
             prefill=decode, decode=decode, peak_host_rss_bytes=1, pinned_requested_bytes=1, pinned_allocated_bytes=1
         )
-        text = render_report(make_experiment(), [make_record(), make_streamed(trials=trials)])
+        text = render_report(Study(make_experiment(), [make_record(), make_streamed(trials=trials)]))
         strategies = text.split("## Strategies")[1].split("## Analytic card")[0]
         shown = {re.sub(r" \(.*", "", title) for table in tables_of(strategies) for title in table[0][1:]}
         described = {name for row in table_with(text, "rung")[1:] for name in row[0].split(", ")}
@@ -576,23 +582,27 @@ class TestMethod:
 
 class TestWriting:
     def test_files_are_written_whole_and_replace_earlier_ones(self, tmp_path):
-        write_report(tmp_path, make_experiment(), [make_record()])
-        paths = write_report(tmp_path, make_experiment(), clean_records())
+        write_report(tmp_path, Study(make_experiment(), [make_record()]))
+        paths = write_report(tmp_path, Study(make_experiment(), clean_records()))
         tables = ("strategies", "fidelity", "host", "analytic", "memory", "transfers", "trials")
-        names = ["report.md", "report.html", *(f"tables/{table}.csv" for table in tables)]
+        names = ["report.md", "report.html", "report.json", *(f"tables/{table}.csv" for table in tables)]
         assert paths == [tmp_path / name for name in names]
         assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(paths)
-        assert paths[0].read_text() == render_report(make_experiment(), clean_records())
-        frame = pd.read_csv(paths[2])
+        assert paths[0].read_text() == render_report(Study(make_experiment(), clean_records()))
+        frame = pd.read_csv(tmp_path / "tables/strategies.csv")
         assert frame["tpot_s"].tolist() == pytest.approx([0.010, 0.015, 0.012])
-        assert len(pd.read_csv(paths[8])) == 9
+        assert len(pd.read_csv(tmp_path / "tables/trials.csv")) == 9
 
     def test_rows_stand_in_the_experiments_order(self, tmp_path):
-        paths = write_report(tmp_path, make_experiment(), clean_records()[::-1])
-        assert pd.read_csv(paths[5])["strategy"].tolist() == ["dynamic", "streamed", "quantized-hqq-int4"]
+        write_report(tmp_path, Study(make_experiment(), clean_records()[::-1]))
+        assert pd.read_csv(tmp_path / "tables/analytic.csv")["strategy"].tolist() == [
+            "dynamic",
+            "streamed",
+            "quantized-hqq-int4",
+        ]
 
     def test_a_failed_write_leaves_the_earlier_report(self, tmp_path, monkeypatch):
-        (report, *_) = write_report(tmp_path, make_experiment(), [make_record()])
+        (report, *_) = write_report(tmp_path, Study(make_experiment(), [make_record()]))
         before = report.read_text()
 
         def refuse(self, target):
@@ -600,9 +610,16 @@ class TestWriting:
 
         monkeypatch.setattr(type(report), "replace", refuse)
         with pytest.raises(OSError, match="disk full"):
-            write_report(tmp_path, make_experiment(), clean_records())
+            write_report(tmp_path, Study(make_experiment(), clean_records()))
         assert report.read_text() == before
-        assert not list(tmp_path.rglob("*.tmp"))
+        assert not list(tmp_path.rglob("*.part"))
+
+    def test_a_table_without_a_row_is_not_written_and_an_earlier_one_is_removed(self, tmp_path):
+        write_report(tmp_path, Study(make_experiment(), [make_record(), make_streamed()]))
+        assert (tmp_path / "tables/transfers.csv").exists()
+        paths = write_report(tmp_path, Study(make_experiment(), [make_record()]))
+        assert "transfers.csv" not in [path.name for path in paths]
+        assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(paths)
 
 
 class TestTerminal:
@@ -615,7 +632,7 @@ class TestTerminal:
             make_record(spec=make_spec(DYNAMIC, workload=load)),
             make_record(spec=make_spec(long, workload=load), trials=big, fidelity=make_fidelity(1.234e-9)),
         ]
-        text = printed(render_terminal(experiment, records))
+        text = printed(render_terminal(Study(experiment, records)))
         assert max(map(len, text.splitlines())) <= 100
         assert "…" not in text
         # 10**12 / 1024**3 = 931.32 GiB at the peak; 2 * 10**12 / 312 / 1024**3 = 5.970 GiB a token.
@@ -623,27 +640,26 @@ class TestTerminal:
             assert number in text.split("strategy ")[-1]
 
     def test_the_verdict_comes_first_and_findings_are_counted(self):
-        text = printed(render_terminal(make_experiment(), [make_record(), make_failure("failed")]), width=300)
-        assert text.startswith("small\n  - dynamic (emulated), the baseline: ")
+        text = printed(render_terminal(Study(make_experiment(), [make_record(), make_failure("failed")])), width=300)
+        assert text.startswith("  - Choose for most sessions, no SLO being stated: dynamic, 45 sessions")
         assert "Findings in the report: 1 error." in text
 
     def test_a_bullet_hangs_its_later_lines_under_its_first_word(self):
-        text = printed(render_terminal(make_experiment(), clean_records()), width=80)
-        lines = text.split("small\n")[1].split("\n\n")[0].splitlines()
+        study = Study(make_experiment(), clean_records())
+        lines = printed(render_terminal(study), width=80).split("\n\n")[0].splitlines()
         marks = [line[:4] for line in lines if line.strip()]
-        assert marks.count("  - ") == 3
+        assert marks.count("  - ") == len(answer(study.verdict)) > 4
         assert set(marks) == {"  - ", "    "}
-        assert len(marks) > 6
+        assert len(marks) > 10
         words = " ".join("".join(f"{line[4:]} " for line in lines).split())
-        assert words == " ".join(sentences_of(clean_records()))
+        assert words == " ".join(map(plain, answer(study.verdict)))
 
     def test_hostile_text_is_not_markup(self):
         record = make_failure("failed", message="[bold]x[/bold] \x1b[31m [link=http://h]y")
-        text = printed(render_terminal(make_experiment(), [record]), width=300)
+        text = printed(render_terminal(Study(make_experiment(), [record])), width=300)
         assert "[bold]x[/bold] [31m [link=http://h]y" in text
         assert "\x1b" not in text
 
     def test_no_records_have_no_table(self):
-        text = printed(render_terminal(make_experiment(), []))
-        assert "dynamic was not run" in text
-        assert "TPOT" not in text
+        text = printed(render_terminal(Study(make_experiment(), [])))
+        assert text == "Nothing has been recorded yet.\n"

@@ -7,6 +7,7 @@ import pandas as pd
 from factories import make_experiment, make_failure, make_record, make_streamed, make_trials
 from rich.console import Console
 
+from offload_eval.analysis.study import Study
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.report import render_report
 from offload_eval.reporting.strategy_tables import SWAPPED
@@ -22,7 +23,7 @@ SWAPPED_CELLS = [make_record(), make_streamed(trials=SWAPPED_TRIALS)]
 
 
 def report(records: Sequence[RunRecord]) -> str:
-    return render_report(make_experiment(), records)
+    return render_report(Study(make_experiment(), records))
 
 
 def rows(text: str, heading: str, strategy: str = "streamed") -> list[dict[str, str]]:
@@ -38,7 +39,7 @@ def rows(text: str, heading: str, strategy: str = "streamed") -> list[dict[str, 
 def terminal(records: Sequence[RunRecord]) -> str:
     console = Console(width=100)
     with console.capture() as captured:
-        console.print(render_terminal(make_experiment(), records))
+        console.print(render_terminal(Study(make_experiment(), records)))
     return captured.get()
 
 

@@ -25,6 +25,7 @@ from factories import (
 from offload_eval.analysis.calibrated_link import bandwidth_of, fitting_link
 from offload_eval.analysis.comparison import Counterparts
 from offload_eval.analysis.findings import find
+from offload_eval.analysis.study import Study
 from offload_eval.analysis.traced_totals import traced_decode
 from offload_eval.analysis.transfers import explain_transfers, transfer_reference
 from offload_eval.bounds.strategy_bound import moved_bytes
@@ -421,7 +422,9 @@ class TestReport:
 
     def test_nothing_is_said_where_no_cell_uses_the_link(self):
         assert render_transfers([make_record()], make_hardware()) == ""
-        assert "No cell that uses the link has been measured." in render_report(make_experiment(), [make_record()])
+        assert "No cell that uses the link has been measured." in render_report(
+            Study(make_experiment(), [make_record()])
+        )
 
     def test_every_column_is_in_the_method_table(self):
         named = " ".join(method.columns for method in METHODS)

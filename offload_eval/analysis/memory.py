@@ -7,7 +7,7 @@ from offload_eval.analysis.cells import latest_records, latest_traces, merged_sa
 from offload_eval.bounds.strategy_bound import kv_device_bytes_after
 from offload_eval.core.judgement import PhaseMemory
 from offload_eval.core.records import PHASES, Phase, PhaseSample, RunRecord
-from offload_eval.core.run_spec import RunSpec, content_hash
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.core.trace import KV_CACHE, PhaseTrace, StepTrace, Trace
 
 _WEIGHTS: Final = "weights"
@@ -22,9 +22,9 @@ def explain_memory(records: Sequence[RunRecord]) -> tuple[PhaseMemory, ...]:
     Returns:
         Prefill and decode of each cell, in the order the cells first appear.
     """
-    runs = {content_hash(record.spec): record for record in latest_records(records)}
-    traces = {content_hash(record.spec): record for record in latest_traces(records)}
-    cells = dict.fromkeys(content_hash(record.spec) for record in records)
+    runs = {record.spec: record for record in latest_records(records)}
+    traces = {record.spec: record for record in latest_traces(records)}
+    cells = dict.fromkeys(record.spec for record in records)
     return tuple(_explained(phase, runs.get(cell), traces.get(cell)) for cell in cells for phase in PHASES)
 
 

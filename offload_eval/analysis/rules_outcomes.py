@@ -154,7 +154,8 @@ def check_machines(records: Sequence[RunRecord]) -> list[Finding]:
 
 def check_specs(records: Sequence[RunRecord]) -> list[Finding]:
     """Cells differ in more than workload and strategy: the experiment, or a prompt's text, changed between them."""
-    odd = [(record, _spec_differences(record, records)) for record in records]
+    firsts = {record.spec.workload: record for record in reversed(records)}
+    odd = [(record, _spec_differences(record, records[0], firsts[record.spec.workload])) for record in records]
     return [
         Finding(
             code="mixed_specs",
@@ -169,9 +170,8 @@ def check_specs(records: Sequence[RunRecord]) -> list[Finding]:
     ]
 
 
-def _spec_differences(record: RunRecord, records: Sequence[RunRecord]) -> list[str]:
+def _spec_differences(record: RunRecord, first: RunRecord, first_of_workload: RunRecord) -> list[str]:
     """Fields that differ from the first record's; a prompt is held against the first of its own workload."""
     names = [name for name in record.spec.__struct_fields__ if name not in ("workload", "strategy")]
-    own = next(other for other in records if other.spec.workload == record.spec.workload)
-    firsts = dict.fromkeys(names, records[0]) | {"prompt_fingerprint": own}
-    return [name for name in names if getattr(record.spec, name) != getattr(firsts[name].spec, name)]
+    others = dict.fromkeys(names, first) | {"prompt_fingerprint": first_of_workload}
+    return [name for name in names if getattr(record.spec, name) != getattr(others[name].spec, name)]

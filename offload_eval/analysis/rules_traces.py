@@ -8,7 +8,6 @@ from offload_eval.analysis.memory import explain_memory
 from offload_eval.analysis.rules_bounds import payload_difference
 from offload_eval.core.judgement import Finding, PhaseMemory
 from offload_eval.core.records import RunRecord
-from offload_eval.core.run_spec import content_hash
 
 UNEXPLAINED_LIMIT_RATIO: Final = {"emulated": 0.0, "measured": 0.05}
 """Of what a run holds above what was live before it. The emulated device counts what a trace counts, to the byte; a
@@ -17,11 +16,11 @@ real allocator rounds each block up, and a kernel may take a workspace."""
 
 def check_missing_traces(records: Sequence[RunRecord]) -> list[Finding]:
     """A trace was refused, or came to nothing; where the cell itself cannot run, that is said of the cell."""
-    cannot_run = {content_hash(run.spec) for run in latest_records(records) if run.status == "unsupported"}
+    cannot_run = {run.spec for run in latest_records(records) if run.status == "unsupported"}
     return [
         _untraceable(traced) if traced.status == "unsupported" else _trace_failed(traced)
         for traced in latest_traces(records)
-        if traced.status != "ok" and not (traced.status == "unsupported" and content_hash(traced.spec) in cannot_run)
+        if traced.status != "ok" and not (traced.status == "unsupported" and traced.spec in cannot_run)
     ]
 
 

@@ -10,7 +10,7 @@ from offload_eval.bounds.strategy_bound import moved_bytes, prefill_fetched_byte
 from offload_eval.core.experiment import DynamicSpec, StreamedSpec
 from offload_eval.core.judgement import Finding
 from offload_eval.core.records import PHASES, PhaseSample, RunRecord
-from offload_eval.core.run_spec import content_hash
+from offload_eval.core.run_spec import RunSpec
 from offload_eval.core.trace import Trace
 
 _WORDS = ("bytes to the device", "bytes to the host", "copies to the device", "copies to the host")
@@ -23,20 +23,20 @@ def check_traced_transfers(records: Sequence[RunRecord]) -> list[Finding]:
     taken off. Decode of every strategy is held to what is left, or to the whole where the baseline was not traced; the
     prefill of `streamed` alone, and only less the baseline's: scalars cross when upstream's layers are set up.
     """
-    traces = {content_hash(record.spec): record.trace for record in latest_traces(records)}
+    traces = {record.spec: record.trace for record in latest_traces(records)}
     return [
         finding
         for run in latest_records(records)
-        if run.status == "ok" and (trace := traces.get(content_hash(run.spec))) is not None
+        if run.status == "ok" and (trace := traces.get(run.spec)) is not None
         for finding in _against_trace(run, trace, _of_model(run, traces))
     ]
 
 
-def _of_model(run: RunRecord, traces: Mapping[str, Trace | None]) -> Trace | None:
+def _of_model(run: RunRecord, traces: Mapping[RunSpec, Trace | None]) -> Trace | None:
     """The baseline's trace, where its cache never leaves the device."""
     if not isinstance(run.spec.baseline, DynamicSpec):
         return None
-    return traces.get(content_hash(msgspec.structs.replace(run.spec, strategy=run.spec.baseline)))
+    return traces.get(msgspec.structs.replace(run.spec, strategy=run.spec.baseline))
 
 
 def _traced_totals(run: RunRecord, trace: Trace, of_model: Trace | None) -> tuple[MovedTotals | None, ...]:

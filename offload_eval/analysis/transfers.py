@@ -15,7 +15,6 @@ from offload_eval.core.hardware import HardwareProfile, LinkProfile
 from offload_eval.core.judgement import LinkUse, PhaseTransfer
 from offload_eval.core.latency import PhaseLatency
 from offload_eval.core.records import PHASES, Direction, Phase, PhaseSample, RunRecord
-from offload_eval.core.run_spec import content_hash
 from offload_eval.core.trace import Trace
 from offload_eval.errors import InputError
 
@@ -33,10 +32,10 @@ def explain_transfers(
         Prefill and decode of each such cell, in the order the cells first appear.
     """
     runs = latest_records(records)
-    traces = {content_hash(record.spec): record.trace for record in latest_traces(records)}
+    traces = {record.spec: record.trace for record in latest_traces(records)}
     references = Counterparts(run for run in runs if _is_comparable(run))
     return tuple(
-        _explained(phase, run, sample, references, traces.get(content_hash(run.spec)), hardware)
+        _explained(phase, run, sample, references, traces.get(run.spec), hardware)
         for run in runs
         for phase, sample in zip(PHASES, _phases(run), strict=True)
         if sample.h2d_bytes is not None and sample.d2h_bytes is not None

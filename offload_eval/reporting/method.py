@@ -1,20 +1,30 @@
 """How each column of a report is obtained, and how the report is made again. Only what the plan asks for is told."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from offload_eval.analysis.cells import latest_records, latest_traces, ran_on_own_tokens
+from offload_eval.analysis.cells import latest_records, latest_traces, probe_records, ran_on_own_tokens
 from offload_eval.analysis.statistics import CONFIDENCE
+from offload_eval.analysis.study import Study
 from offload_eval.core.experiment import Experiment, compile_mode
 from offload_eval.core.factors import expand_workloads
 from offload_eval.core.records import RunRecord
-from offload_eval.reporting.markdown import Verbatim, bullets, code, escape, fence, render_table
+from offload_eval.reporting.markdown import Verbatim, bullets, code, escape, fence, render_table, section
 from offload_eval.reporting.method_columns import METHODS, RUN
 from offload_eval.reporting.sentences import EVIDENCE_WORDS
 
+GLOSSARY: Final = "Glossary: every column, its rung and its formula"
 
-def render_method(experiment: Experiment, records: Sequence[RunRecord]) -> str:
-    """How every number came about: the passes, then each column with its rung and formula."""
-    return "\n\n".join([bullets(_passes(experiment, records)), _columns(experiment, records)])
+
+def render_method(study: Study) -> str:
+    """How every number came about: the passes of cells, then each column with its rung and formula."""
+    passes = bullets(_passes(study.experiment, study.of_cells)) if has_cells(study) else ""
+    return "\n\n".join(block for block in (passes, section(GLOSSARY, _columns(study), level=3)) if block)
+
+
+def has_cells(study: Study) -> bool:
+    """Whether a report speaks of cells: not where a search was made alone."""
+    return bool(study.of_cells) or not study.limits
 
 
 def render_evidence(records: Sequence[RunRecord]) -> str:
@@ -23,12 +33,21 @@ def render_evidence(records: Sequence[RunRecord]) -> str:
     return "\n\n".join(f"Evidence: {EVIDENCE_WORDS[rung]}." for rung in rungs)
 
 
-def _columns(experiment: Experiment, records: Sequence[RunRecord]) -> str:
-    rungs = ", ".join(dict.fromkeys(record.evidence for record in latest_records(records))) or "none yet"
+def _columns(study: Study) -> str:
+    runs = [record for record in (*study.runs, *probe_records(study.records)) if record.evidence != "traced"]
+    rungs = ", ".join(dict.fromkeys(record.evidence for record in runs)) or "none yet"
+    shown = {"both", *(["cells"] if has_cells(study) else []), *(["limits"] if study.limits else [])}
+    is_traced = any(record.evidence == "traced" for record in study.records)
     rows = [
-        [each.columns, each.rung.replace(RUN, rungs), Verbatim(f"{code(each.formula)}. {escape(each.reading)}")]
+        [
+            rungs if each.columns == RUN else each.columns,
+            each.rung.replace(RUN, rungs),
+            Verbatim(f"{code(each.formula)}. {escape(each.reading)}"),
+        ]
         for each in METHODS
-        if (experiment.measurement.fidelity or not each.of_fidelity) and (latest_traces(records) or not each.of_trace)
+        if each.where in shown
+        and (study.experiment.measurement.fidelity or not each.of_fidelity)
+        and (is_traced or not each.of_trace)
     ]
     return render_table(["column", "rung", "how"], rows, "lll")
 

@@ -1,6 +1,6 @@
 """What each column of a report is: its rung, its formula and how to read it."""
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from offload_eval.analysis.capacity import SESSIONS_BY_PEAK_ASSUMPTION
 
@@ -19,6 +19,8 @@ class Method(NamedTuple):
     """Whether the column exists only where fidelity is planned."""
     of_trace: bool = False
     """Whether the column exists only where something was traced."""
+    where: Literal["cells", "limits", "both"] = "cells"
+    """Whether the column exists only with cells, only with a capacity search, or with either."""
 
 
 _HOST_LEDGER: Final = (
@@ -27,10 +29,75 @@ _HOST_LEDGER: Final = (
 )
 METHODS: Final = (
     Method(
+        "sessions, over in-GPU",
+        RUN,
+        "largest batch of the search that ran to its end, else sessions by peak; over those of the in-GPU cache",
+        "A searched limit passed every repeat. Where no search was made it is extrapolated from one batch.",
+        where="both",
+    ),
+    Method(
+        "traced sessions",
+        "traced",
+        "largest batch whose traced peaks fit both ledgers, else sessions by trace",
+        "By search over traces where there was a search, else extrapolated from the cell's own trace.",
+        where="both",
+        of_trace=True,
+    ),
+    Method(
+        "most tokens/s, TPOT there, sessions there",
+        RUN,
+        "max over timed batches within the stated limits of tokens/s; TPOT and sessions of that batch",
+        "Of the search's timed batches where there was one, else of the experiment's cells.",
+        where="both",
+    ),
+    Method(
+        "analytic",
+        "analytic",
+        "(device - weights - runtime - reserve - fixed KV) // KV device bytes per session",
+        "An upper bound; (host): the host ledger admits fewer.",
+        where="limits",
+    ),
+    Method(
+        "traced",
+        "traced",
+        "largest batch with max(prefill, decode peak_device_bytes) <= cap and kv_host_peak_bytes <= host_bytes",
+        "The next batch was traced too, and does not fit.",
+        where="limits",
+    ),
+    Method(
+        RUN,
+        RUN,
+        "largest batch below every one that failed",
+        "Of full-length runs under the cap; a range where the tries or the time did not suffice.",
+        where="limits",
+    ),
+    Method(
+        "passed, next, batches tried",
+        RUN,
+        "runs of the limit that ended well; the smallest batch that failed; batches that were run",
+        "For the limit alone; timed batches and points of the calibration are not among them.",
+        where="limits",
+    ),
+    Method(
+        "what stops it",
+        f"{RUN} and traced",
+        "ledger and phase of the failed batch; largest part of its traced peak that grows with the batch",
+        "Parts: KV, cache transients, logits, activations.",
+        where="limits",
+    ),
+    Method(
+        "at in-GPU limit, under SLO",
+        RUN,
+        "TTFT, TPOT and tokens/s of the batch that the in-GPU cache's limit is; of the largest within the SLO",
+        "Medians over timed runs; all sessions start together.",
+        where="limits",
+    ),
+    Method(
         "analytic sessions",
         "analytic",
         "(device - weights - runtime - reserve - fixed KV) // KV device bytes per session",
         f"An upper bound: see the assumptions of the analytic card. {_HOST_LEDGER}",
+        where="both",
     ),
     Method(
         "sessions by peak",
@@ -132,14 +199,15 @@ METHODS: Final = (
         "peak_reserved_bytes - peak_allocated_bytes, peak_device_used_bytes - peak_reserved_bytes",
         "Cached and rounded-up blocks; context, libraries and other processes. Peaks need not be of one instant.",
     ),
-    Method("TTFT", RUN, "median(ttft_s)", "From the call of generate() to the first token on the host."),
+    Method("TTFT", RUN, "median(ttft_s)", "From the call of generate() to the first token on the host.", where="both"),
     Method(
         "TPOT",
         RUN,
         "median((e2e_latency_s - ttft_s) / (output_tokens - 1))",
         "The first token is not in it; one step serves the whole batch.",
+        where="both",
     ),
-    Method("tokens/s", RUN, "median(batch_size * output_tokens / e2e_latency_s)", "Prefill is in it."),
+    Method("tokens/s", RUN, "median(batch_size * output_tokens / e2e_latency_s)", "Prefill is in it.", where="both"),
     Method(
         "moved/token",
         RUN,

@@ -20,7 +20,7 @@ from offload_eval.reporting.handoff_text import render_hand_off
 from offload_eval.reporting.html_page import render_html
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.memory_tables import render_memory
-from offload_eval.reporting.method import render_evidence, render_method, render_reproduction
+from offload_eval.reporting.method import has_cells, render_evidence, render_method, render_reproduction
 from offload_eval.reporting.recovery_table import render_recoveries
 from offload_eval.reporting.report_frames import TABLES, report_frames
 from offload_eval.reporting.report_json import report_json
@@ -45,6 +45,7 @@ NO_TRANSFERS = "No cell that uses the link has been measured."
 BY_STRATEGY = "What each strategy buys and costs"
 MOST_CELLS = 200
 """Cells with details in the text: beyond, a page is nothing that anybody reads."""
+MOST_FINDINGS = 100
 _MESSAGE_CHARACTERS = 600
 
 
@@ -59,7 +60,7 @@ def render_report(study: Study) -> str:
     shown = shown_workloads(study)
     of_cells = [record for record in study.of_cells if record.spec.workload.label in shown]
     everything = study.of_cells or sorted(study.records, key=lambda record: record.evidence == "traced")
-    has_cells = bool(study.of_cells) or not study.limits
+    of_cells_too = has_cells(study)
     recoveries = render_recoveries(study.ordered)
     findings = section("Findings", _findings(study))
     cells = [cell for cell in study.grid if cell.workload in shown]
@@ -67,17 +68,18 @@ def render_report(study: Study) -> str:
         section(study.experiment.name, paragraph(study.experiment.question), render_evidence(everything), level=1),
         section(
             "Verdict",
-            _budget(study.experiment, has_cells=has_cells),
+            _budget(study.experiment, has_cells=of_cells_too),
             render_verdict(study),
-            *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if has_cells else []),
+            *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if of_cells_too else []),
         ),
         *_capacity_sections(study),
         *([section(RECOVERY_TITLE, recoveries)] if recoveries else []),
-        *(_cell_sections(study, of_cells, cells, findings) if has_cells else [findings]),
+        *(_cell_sections(study, of_cells, cells, findings) if of_cells_too else [findings]),
         *_settings(study),
+        section("Method", render_method(study)),
         section("Machine, versions and model", _machines(everything) or NOTHING),
-        section("How to reproduce", render_reproduction(everything, limits_alone=not has_cells)),
-        *([section("Cells", _cells(cells))] if has_cells else []),
+        section("How to reproduce", render_reproduction(everything, limits_alone=not of_cells_too)),
+        *([section("Cells", _cells(cells))] if of_cells_too else []),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -136,7 +138,6 @@ def _cell_sections(study: Study, of_cells: Sequence[RunRecord], cells: Sequence[
         findings,
         section(SPREAD, render_spread(runs) or "No cell was timed."),
         *([section("First use of compiled cells", warmups)] if warmups else []),
-        section("Method", render_method(study.experiment, study.of_cells)),
     ]
 
 
@@ -186,6 +187,8 @@ def _budget(experiment: Experiment, *, has_cells: bool) -> str:
 
 
 def _findings(study: Study) -> str:
+    """The worst first, up to `MOST_FINDINGS`."""
+    shown = study.findings[:MOST_FINDINGS]
     rows = [
         [
             finding.severity,
@@ -193,11 +196,13 @@ def _findings(study: Study) -> str:
             one_line(finding.message, _MESSAGE_CHARACTERS),
             finding.remedy,
         ]
-        for finding in study.findings
+        for finding in shown
     ]
     if not rows:
         return "No rule found anything to say against these numbers." if study.records else NOTHING
-    return render_table(["severity", "code", "what was seen", "remedy"], rows, "llll")
+    table = render_table(["severity", "code", "what was seen", "remedy"], rows, "llll")
+    left_out = len(study.findings) - len(shown)
+    return f"{table}\n\n{left_out:,} more findings are in report.json." if left_out else table
 
 
 def _model_rows(record: RunRecord) -> list[list[str]]:

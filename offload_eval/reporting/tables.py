@@ -27,7 +27,6 @@ from offload_eval.analysis.statistics import (
 from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import compile_mode
 from offload_eval.core.records import PHASES, PhaseSample, RunRecord, TrialSample
-from offload_eval.core.run_spec import content_hash
 from offload_eval.reporting.warmup_table import first_use_s
 
 TEXT: Final = "string"
@@ -126,9 +125,9 @@ def analytic_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
 def strategy_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
     """The strategy table: one row a cell, medians over trials, raw SI units; sessions by the cell's trace, if any."""
     floors = noise_floors(records)
-    traced = {content_hash(record.spec): admitted_by_trace(record) for record in latest_traces(records)}
+    traced = {record.spec: admitted_by_trace(record) for record in latest_traces(records)}
     rows = (
-        _strategy_row(record, floors.get(record.run_id)) | _admitted("trace", traced.get(content_hash(record.spec)))
+        _strategy_row(record, floors.get(record.run_id)) | _admitted("trace", traced.get(record.spec))
         for record in latest_records(records)
     )
     return typed_frame(rows, STRATEGY_COLUMNS)

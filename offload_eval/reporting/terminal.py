@@ -53,6 +53,8 @@ def render_terminal(study: Study) -> RenderableType:
         A rich renderable. The table fits 100 columns: long names fold, and no number is cut off. It is of the limits
         where there was a search, else of the cells.
     """
+    if not study.records:
+        return Text("Nothing has been recorded yet.")
     parts: list[RenderableType] = [_bullets([plain(line) for line in answer(study.verdict)]), Text("")]
     if study.limits:
         capacity = study.experiment.capacity or CapacitySpec()
@@ -66,9 +68,7 @@ def render_terminal(study: Study) -> RenderableType:
         parts += [_strategy_table(shown), *([Text(SWAPPED)] if any(map(is_swapped, shown)) else [])]
         if len(shown) < len(study.runs):
             parts.append(Text(f"{len(study.runs) - len(shown):,} more cells are in the report."))
-    if study.records:
-        parts.append(Text(_closing(study)))
-    return Group(*parts)
+    return Group(*parts, Text(_closing(study)))
 
 
 def _limits_table(limits: Sequence[CapacityLimit], *, has_objectives: bool) -> Table:

@@ -4,7 +4,7 @@ from typing import Final
 
 from offload_eval.analysis.study import Study
 from offload_eval.core.verdict import Situation, Standing
-from offload_eval.reporting.display import MISSING, one_line, show_count, show_ms, show_number
+from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.sourced import markdown, telling_characters
 from offload_eval.reporting.verdict_text import overview, situation_lines, situation_title
@@ -17,7 +17,7 @@ READING: Final = (
 )
 _TITLES: Final = (
     "strategy",
-    "rung",
+    "evidence",
     "analytic sessions",
     "traced sessions",
     "sessions",
@@ -25,8 +25,8 @@ _TITLES: Final = (
     "most tokens/s",
     "TPOT there (ms)",
     "sessions there",
-    "mean KL, worst (nats)",
-    "run_id",
+    "mean KL (nats)",
+    "records",
 )
 
 
@@ -67,7 +67,7 @@ def _row(standing: Standing, in_gpu: Standing | None) -> list[str]:
         standing.evidence or MISSING,
         show_count(standing.analytic),
         show_count(standing.traced),
-        one_line(standing.refusal, 60) if standing.sessions is None and standing.refusal else _sessions(standing),
+        _sessions(standing),
         _over(standing, in_gpu),
         MISSING if fastest is None else show_number(fastest.tokens_per_s),
         MISSING if fastest is None else show_ms(fastest.tpot_s),
@@ -78,6 +78,8 @@ def _row(standing: Standing, in_gpu: Standing | None) -> list[str]:
 
 
 def _sessions(standing: Standing) -> str:
+    if standing.sessions is None and standing.refusal:
+        return "none"
     count = show_count(standing.sessions)
     return (
         f"{count} or more"

@@ -41,7 +41,7 @@ def situation_lines(situation: Situation, verdict: Verdict) -> list[list[str | S
         _sessions_line(situation),
         _price_line(situation),
         _fidelity_line(situation),
-        *(_batch_line(each, situation) for each in situation.break_evens),
+        *_break_even_lines(situation),
     )
     return [line for line in lines if line]
 
@@ -266,39 +266,53 @@ def _unmet_line(situation: Situation, verdict: Verdict) -> list[str | Source]:
     return [f"Never within {objective_words(verdict)}: {', '.join(unmet)}."] if unmet else []
 
 
-def _batch_line(found: BatchBreakEven, situation: Situation) -> list[str | Source]:
-    standing = next(each for each in situation.standings if each.strategy == found.strategy)
-    in_gpu = _in_gpu(situation)
-    if not standing.is_searched and in_gpu is not None:
-        return _needed_line(found, standing, in_gpu)
+def _break_even_lines(situation: Situation) -> list[list[str | Source]]:
+    """Of a search, batch by batch; of cells alone what was timed, and what fuller batches would have to take."""
+    searched = {each.strategy for each in situation.standings if each.is_searched}
+    lines = [_batch_line(each) for each in situation.break_evens if each.strategy in searched]
+    rest = [each for each in situation.break_evens if each.strategy not in searched]
+    return [*lines, *([_as_timed_line(rest)] if rest else []), _needed_line(situation, rest)]
+
+
+def _batch_line(found: BatchBreakEven) -> list[str | Source]:
+    best = f"at most {found.best_ratio:.2f}x, at {found.best_at:,} sessions"
     if found.wins_from is None:
         words = (
             f"Break-even in batch: none of {found.strategy}'s timed batches, up to {found.loses_up_to or 0:,} "
-            f"sessions, gives more tokens/s than the in-GPU cache's best: at most {found.best_ratio:.2f}x, at "
-            f"{found.best_at:,} sessions"
+            f"sessions, gives more tokens/s than the in-GPU cache's best: {best}"
         )
     else:
         below = "" if found.loses_up_to is None else f", and not at {found.loses_up_to:,}"
         words = (
             f"Break-even in batch: {found.strategy} gives more tokens/s than the in-GPU cache's best from "
-            f"{found.wins_from:,} sessions on{below}; at most {found.best_ratio:.2f}x, at {found.best_at:,} sessions"
+            f"{found.wins_from:,} sessions on{below}; {best}"
         )
     return [words, Source(found.run_ids), "."]
 
 
-def _needed_line(found: BatchBreakEven, standing: Standing, in_gpu: Standing) -> list[str | Source]:
-    """Of cells alone: what was timed, and what larger batches would have to take."""
-    words = f"Break-even: as timed, {found.strategy} gives {found.best_ratio:.2f}x the tokens/s of the in-GPU cache"
-    line: list[str | Source] = [words, Source(found.run_ids)]
-    own, base = standing.sessions, in_gpu.sessions
-    if found.wins_from is None and own and base and own > base:
-        line += [
-            f"; full, it gives more only if a step of {own:,} sessions takes less than {own / base:.2f}x one of the "
-            f"in-GPU cache's {base:,}",
-            Source((*standing.session_run_ids, *in_gpu.session_run_ids)),
-            ", which `offload-eval capacity` times",
-        ]
+def _as_timed_line(found: Sequence[BatchBreakEven]) -> list[str | Source]:
+    line: list[str | Source] = ["Break-even: as timed, of the in-GPU cache's tokens/s"]
+    for number, each in enumerate(found):
+        line += [f"{',' if number else ''} {each.strategy} gives {each.best_ratio:.2f}x", Source(each.run_ids)]
     return [*line, "."]
+
+
+def _needed_line(situation: Situation, found: Sequence[BatchBreakEven]) -> list[str | Source]:
+    """How much longer a step may take where a strategy admits more sessions than the in-GPU cache: the most of any."""
+    in_gpu, slower = _in_gpu(situation), {each.strategy for each in found if each.wins_from is None}
+    full = [each for each in situation.standings if each.strategy in slower and each.sessions]
+    most = max(full, key=lambda each: each.sessions or 0, default=None)
+    if most is None or most.sessions is None or in_gpu is None or not in_gpu.sessions:
+        return []
+    ratio = most.sessions / in_gpu.sessions
+    if ratio <= 1:
+        return []
+    return [
+        f"Full, {most.strategy} gives more tokens/s only if a step of its {most.sessions:,} sessions takes less than "
+        f"{ratio:.2f}x one of the in-GPU cache's {in_gpu.sessions:,}",
+        Source((*most.session_run_ids, *in_gpu.session_run_ids)),
+        ": offload-eval capacity times both.",
+    ]
 
 
 def _in_gpu(situation: Situation) -> Standing | None:

@@ -15,11 +15,14 @@ def part_name(name: str) -> str:
 def write_whole(path: Path, text: str) -> None:
     """Puts a whole file at `path`, or nothing; one that is there is replaced."""
     part = path.with_name(part_name(path.name))
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     sync_directory(path.parent)
 
 
