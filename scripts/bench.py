@@ -17,11 +17,14 @@ offloaded_over_streamed_bytes  of a traced step of Llama-3.1-8B at 32,768 tokens
 offloaded_over_streamed_tpot   on CUDA only, by prompt tokens: upstream's offloading over streamed.
 capacity_probes_max            batches tried for one limit, the most over 24: SmolLM2-135M and a sliding-window model,
                                3 strategies at 4 combinations of lengths each, of 1 to 4,096. Goal 6.
+report_10k_records_s           wall of `offload-eval report` of 10,000 records: a tiny run, under many names. Goal 15.
+report_10k_over_1k             that over the same on 1,000 records: 10 is in proportion, less what a start takes.
 plan_cli_s                     wall of `offload-eval plan` for one model, median of 11. Goal 0.5.
 """
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +37,7 @@ import msgspec
 import numpy as np
 import torch
 from bench_streamed import bench_streamed
+from synthetic_run import write_synthetic_run
 
 from offload_eval.analysis.statistics import summarize
 from offload_eval.bounds.cached_layers import Lengths
@@ -248,7 +252,29 @@ def search_limits(config: str) -> list[dict[str, Any]]:
     return limits
 
 
+def bench_report() -> dict[str, Any]:
+    """A real run of a tiny model, its records multiplied under other names, and the report of them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        command = [*CLI, "run", "configs/tiny_offload.yaml", "--out", str(folder / "tiny")]
+        subprocess.run(command, check=True, capture_output=True)
+
+        def report_s(num_records: int) -> float:
+            out = folder / str(num_records)
+            if not out.exists():
+                assert write_synthetic_run(folder / "tiny", out, num_records) >= num_records
+            started = time.perf_counter()
+            subprocess.run([*CLI, "report", str(out)], check=True, capture_output=True)
+            return time.perf_counter() - started
+
+        many, few = [report_s(10_000) for _ in range(3)], [report_s(1_000) for _ in range(3)]
+    return with_spread("report_10k_records_s", many) | {
+        "report_10k_over_1k": statistics.median(many) / statistics.median(few)
+    }
+
+
 BENCHES = {
+    "report": bench_report,
     "help": bench_help,
     "trace": bench_trace,
     "plan": bench_plan,

@@ -2,7 +2,9 @@
 
 import html
 import io
+import json
 import re
+import time
 
 import pandas as pd
 import pytest
@@ -23,6 +25,7 @@ from factories import (
     make_spec,
     make_streamed,
     make_timing,
+    make_traced,
     make_trial,
     make_trials,
     make_workload,
@@ -613,6 +616,31 @@ class TestWriting:
             write_report(tmp_path, Study(make_experiment(), clean_records()))
         assert report.read_text() == before
         assert not list(tmp_path.rglob("*.part"))
+
+    def test_a_report_takes_time_in_proportion_to_its_records(self, tmp_path):
+        few_s, many_s = (self.seconds(tmp_path, num_workloads) for num_workloads in (150, 600))
+        assert many_s < 6 * few_s
+
+    def seconds(self, tmp_path, num_workloads):
+        loads = tuple(make_workload(name=f"load-{number}") for number in range(num_workloads))
+        makers = {DYNAMIC: make_record, STREAMED: make_streamed, QUANTIZED: make_quantized}
+        records = [make(spec=make_spec(kind, workload=load)) for load in loads for kind, make in makers.items()]
+        records += [make_traced(spec=make_spec(workload=load)) for load in loads]
+        started = time.process_time()
+        write_report(tmp_path, Study(make_experiment(workloads=loads), records))
+        return time.process_time() - started
+
+    def test_of_thousands_of_cells_the_text_has_the_first_and_the_tables_have_all(self, tmp_path):
+        loads = tuple(make_workload(name=f"load-{number}") for number in range(300))
+        records = [make_record(spec=make_spec(workload=load)) for load in loads]
+        write_report(tmp_path, Study(make_experiment(workloads=loads), records))
+        text = (tmp_path / "report.md").read_text()
+        assert "Details are of the first 66 of 300 workloads" in text  # 200 cells of 3 strategies
+        assert "load-65" in text
+        assert "load-66" not in text.split("## Strategies")[1]
+        assert len(pd.read_csv(tmp_path / "tables/strategies.csv")) == 300
+        assert len(json.loads((tmp_path / "report.json").read_text())["tables"]["strategies"]) == 300
+        assert (tmp_path / "report.html").stat().st_size < 2_000_000
 
     def test_a_table_without_a_row_is_not_written_and_an_earlier_one_is_removed(self, tmp_path):
         write_report(tmp_path, Study(make_experiment(), [make_record(), make_streamed()]))

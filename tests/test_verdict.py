@@ -1,8 +1,9 @@
 """The verdict: who is best at what, from where on offload pays, and which records say so.
 
-Cells of the factories: 2 sessions, 157 tokens each. dynamic: TTFT 0.5 s and 156 steps of 10 ms, 2 * 157 / 2.06 = 152.4
-tokens/s, 45 sessions by peak. streamed: 15 ms, 2 * 157 / 2.84 = 110.6 tokens/s, 45 sessions. quantized: 12 ms, so
-2 * 157 / 2.372 = 132.4 tokens/s; (1,038,000 - 1,000,000) / 2 = 19,000 bytes a session, 900,000 // 19,000 = 47 sessions.
+Cells of the factories have 2 sessions of 157 tokens each. dynamic: TTFT 0.5 s and 156 steps of 10 ms, so that
+2 * 157 / 2.06 = 152.4 tokens/s; 45 sessions by peak. streamed: 15 ms, 2 * 157 / 2.84 = 110.6 tokens/s; 45 sessions.
+quantized: 12 ms, 2 * 157 / 2.372 = 132.4 tokens/s; (1,038,000 - 1,000,000) / 2 = 19,000 bytes a session, and
+900,000 // 19,000 = 47 sessions.
 """
 
 import re
