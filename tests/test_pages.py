@@ -12,6 +12,7 @@ from factories import (
     DYNAMIC,
     QUANTIZED,
     STREAMED,
+    make_budget,
     make_experiment,
     make_machine,
     make_phase,
@@ -194,7 +195,8 @@ class TestTrends:
     def test_small_steps_are_none(self) -> None:
         (drawing,) = draw_history_trends(releases(0.0100, 0.0102))
         assert (
-            drawing.caption == "does-it-pay: small: no figure shown is 5% from that of the run before it (emulated)."
+            drawing.caption
+            == "does-it-pay: small: no figure shown is more than 5 % from that of the run before it (emulated)."
         )
 
     def test_a_line_joins_only_runs_that_compare(self) -> None:
@@ -213,6 +215,21 @@ class TestTrends:
         swapped = make_record(trials=make_trials(0.5, swap_in_bytes=4096)[:1])
         (drawing,) = draw_history_trends(make_history([run("a", make_record()), run("b", swapped, day=2)]))
         assert "TPOT (ms)" not in [panel.get_ylabel() for panel in drawing.figure.axes]
+
+    def test_a_run_after_one_with_swap_makes_no_step(self) -> None:
+        swapped = make_record(trials=make_trials(0.5, swap_in_bytes=4096)[:1])
+        runs = [run("a", make_record()), run("b", swapped, day=2), run("c", make_record(), day=3)]
+        (drawing,) = draw_history_trends(make_history(runs))
+        tpot = drawing.figure.axes[0]
+        assert list(tpot.lines[0].get_xdata()) == [0, 2]
+        assert len(tpot.lines) == 1
+        assert "no figure shown is more than 5 %" in drawing.caption
+
+    def test_sessions_under_another_budget_are_not_joined(self) -> None:
+        larger = make_record(spec=make_spec(budget=make_budget(device_bytes=3_000_000)))
+        (drawing,) = draw_history_trends(make_history([run("a", make_record()), run("b", larger, day=2)]))
+        tpot, _, sessions = drawing.figure.axes
+        assert (len(tpot.lines), len(sessions.lines)) == (2, 1)
 
     def test_one_run_has_no_trend(self) -> None:
         assert draw_history_trends(make_history([run("a", make_record(), make_streamed())])) == []

@@ -91,14 +91,20 @@ def trend_value(row: HistoryRow, field: str) -> float | None:
     return value
 
 
+def steps_of(rows: Sequence[HistoryRow], field: str) -> list[tuple[HistoryRow, HistoryRow, float]]:
+    """Each run with the earlier one that its figure compares with, and their ratio; both belong into the trend."""
+    known = {(row.series, row.run_dir): row for row in rows if trend_value(row, field) is not None}
+    steps = []
+    for now in known.values():
+        before, ratio = known.get((now.series, now.before or "")), getattr(now.ratios, field, None)
+        if before is not None and ratio:
+            steps.append((before, now, ratio))
+    return steps
+
+
 def largest_step(rows: Sequence[HistoryRow], trends: Sequence[Trend]) -> Step | None:
     """The step between comparable runs that is farthest from 1; None where none compare."""
-    steps = [
-        Step(trend.field, row, ratio)
-        for row in rows
-        for trend in trends
-        if row.ratios is not None and trend_value(row, trend.field) and (ratio := getattr(row.ratios, trend.field))
-    ]
+    steps = [Step(trend.field, now, ratio) for trend in trends for _, now, ratio in steps_of(rows, trend.field)]
     return max(steps, key=_size, default=None)
 
 
@@ -149,17 +155,17 @@ def _is_trend(rows: Sequence[HistoryRow], field: str) -> bool:
 
 
 def _draw_line(panel: "Axes", rows: Sequence[HistoryRow], trend: Trend, runs: dict[str, int], look: Look) -> None:
-    points = {
-        (row.series, row.run_dir): (runs[row.run_dir], value / trend.unit)
-        for row in rows
-        if (value := trend_value(row, trend.field)) is not None
-    }
-    places, values = zip(*points.values(), strict=True) if points else ((), ())
-    panel.plot(places, values, color=look.colour, marker=look.marker, linestyle="")
-    for row in rows:
-        before, now = points.get((row.series, row.before or "")), points.get((row.series, row.run_dir))
-        if row.ratios is not None and before is not None and now is not None:
-            panel.plot(*zip(before, now, strict=True), color=look.colour, linewidth=1.2)
+    points = [
+        (runs[row.run_dir], value / trend.unit) for row in rows if (value := trend_value(row, trend.field)) is not None
+    ]
+    panel.plot(*_columns(points), color=look.colour, marker=look.marker, linestyle="")
+    for pair in steps_of(rows, trend.field):
+        ends = [(runs[row.run_dir], (trend_value(row, trend.field) or 0) / trend.unit) for row in pair[:2]]
+        panel.plot(*_columns(ends), color=look.colour, linewidth=1.2)
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [place for place, _ in points], [value for _, value in points]
 
 
 def _name_runs(panel: "Axes", runs: Sequence[str]) -> None:
@@ -183,7 +189,7 @@ def _caption(rows: Sequence[HistoryRow], trends: Sequence[Trend]) -> str:
     if step is None:
         return f"no two runs compare, each was made on another kind of machine or rung ({rungs})."
     if _size(step) < log(1 + LEAST_STEP):
-        return f"no figure shown is {LEAST_STEP:.0%} from that of the run before it ({rungs})."
+        return f"no figure shown is more than {100 * LEAST_STEP:g} % from that of the run before it ({rungs})."
     row = step.row
     said = (
         f"the largest step is the {_WORDS[step.field]} of {row.strategy} in {row.run_dir}, {step.ratio:.2f}x of that "
