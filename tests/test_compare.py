@@ -1011,7 +1011,8 @@ class TestCommand:
         result = invoke(*runs, "--out", tmp_path / "out")
         assert result.exit_code == 0
         assert result.stdout.startswith("after is worse than before")
-        assert {file.name for file in (tmp_path / "out").iterdir()} == {"compare.md", "compare.json", "compare.csv"}
+        endings = ("md", "html", "json", "csv")
+        assert {file.name for file in (tmp_path / "out").iterdir()} == {f"compare.{ending}" for ending in endings}
 
     def test_json(self, runs: tuple[Path, Path]) -> None:
         document = json.loads(invoke(*runs, "--json").stdout)

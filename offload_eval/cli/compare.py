@@ -81,8 +81,14 @@ def _labels(sides: Iterable[RunSide]) -> list[str]:
 def _write(comparison: RunComparison, result: GateResult | None, out: Path | None, junit: Path | None) -> list[Path]:
     texts: dict[Path, str] = {}
     if out is not None:
+        # A page draws and takes pandas along, which a comparison on the terminal need not wait for.
+        from offload_eval.reporting.figures.page_plates import comparison_plates
+        from offload_eval.reporting.html_page import render_html
+
+        text = render_comparison(comparison, result)
         texts |= {
-            out / "compare.md": render_comparison(comparison, result),
+            out / "compare.md": text,
+            out / "compare.html": render_html(text, {}, comparison_plates(comparison)),
             out / "compare.json": comparison_json(comparison, result) + "\n",
             out / "compare.csv": comparison_csv(comparison),
         }

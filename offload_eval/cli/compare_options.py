@@ -14,7 +14,7 @@ def compare(
     candidate: Annotated[Path, typer.Argument(help="Directory of the run that is judged.", show_default=False)],
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for compare.md, compare.json and compare.csv.", show_default=False),
+        typer.Option(help="Directory for compare.md, .html, .json and .csv.", show_default=False),
     ] = None,
     gate: Annotated[
         Path | None,

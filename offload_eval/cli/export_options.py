@@ -63,7 +63,7 @@ def history(
         Path, typer.Argument(help="Directory with run directories in it, at any depth.", show_default=False)
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Directory for history.md and history.csv.", show_default=False)
+        Path | None, typer.Option(help="Directory for history.md, .html and .csv.", show_default=False)
     ] = None,
     json_output: JsonOption = False,
 ) -> NoReturn:

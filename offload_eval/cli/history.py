@@ -8,8 +8,10 @@ from offload_eval.analysis.history import KeptRun, make_history, record_digests
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.core.history import HistoryRow, SkippedDirectory
 from offload_eval.errors import ExitCode, InputError, OffloadEvalError, UnableError
+from offload_eval.reporting.figures.page_plates import history_plates
 from offload_eval.reporting.history_tables import history_frame, render_history
 from offload_eval.reporting.history_terminal import render_history_terminal
+from offload_eval.reporting.html_page import render_html
 from offload_eval.reporting.table_text import csv_text
 from offload_eval.store.run_directory import RunDirectory
 from offload_eval.store.run_search import find_run_directories
@@ -21,7 +23,7 @@ def history_command(*, directory: Path, out: Path | None, json_output: bool) -> 
 
     Args:
         directory: Looked through with everything below it.
-        out: A directory for history.md and history.csv, which are replaced; None: they are not written.
+        out: A directory for history.md, history.html and history.csv, which are replaced; None: they are not written.
         json_output: Print one JSON object instead of tables.
 
     Raises:
@@ -71,8 +73,11 @@ def _reasons(skipped: list[SkippedDirectory]) -> str:
 def _write(out: Path, rows: tuple[HistoryRow, ...], skipped: list[SkippedDirectory]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / "history.md", render_history(rows, skipped))
+        text = render_history(rows, skipped)
+        write_whole(out / "history.md", text)
+        write_whole(out / "history.html", render_html(text, {}, history_plates(rows)))
         write_whole(out / "history.csv", csv_text(history_frame(rows)))
     except OSError as error:
         raise UnableError(f"--out {out}: cannot be written: {error.strerror}") from error
-    progress_console().out(f"history: {out / 'history.md'}, {out / 'history.csv'}", highlight=False)
+    files = ", ".join(str(out / f"history.{ending}") for ending in ("md", "html", "csv"))
+    progress_console().out(f"history: {files}", highlight=False)

@@ -1,4 +1,4 @@
-"""report.html: one file that needs no other and no network, made of the report's own Markdown."""
+"""A page in one file that needs no other and no network, made of the Markdown of a report, comparison or history."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,12 +14,13 @@ from offload_eval.reporting.markdown_html import sections_of
 _TEMPLATES: Final = "templates"
 
 
-def render_html(markdown: str, plates: Mapping[str, Sequence[Plate]]) -> str:
-    """Renders a report as one page.
+def render_html(markdown: str, plates: Mapping[str, Sequence[Plate]], opening: Sequence[Plate] = ()) -> str:
+    """Renders Markdown as one page.
 
     Args:
-        markdown: What `render_report` made.
+        markdown: What `render_report`, `render_comparison` or `render_history` made.
         plates: Figures by the title of the section that they stand at the top of.
+        opening: Figures before the first section.
 
     Returns:
         HTML without a script and without an address outside of it; a policy in it forbids both.
@@ -28,10 +29,15 @@ def render_html(markdown: str, plates: Mapping[str, Sequence[Plate]]) -> str:
     text = _template().render(
         head=head._replace(body=Markup(head.body)),
         sections=[section._replace(body=Markup(section.body)) for section in sections],
-        plates={title: [plate._replace(svg=Markup(plate.svg)) for plate in own] for title, own in plates.items()},
+        plates={title: _marked(own) for title, own in plates.items()},
+        opening=_marked(opening),
         css=Markup(_css()),
     )
     return f"{text}\n"
+
+
+def _marked(plates: Sequence[Plate]) -> list[Plate]:
+    return [plate._replace(svg=Markup(plate.svg)) for plate in plates]
 
 
 @cache

@@ -15,6 +15,8 @@ _TAG: Final = re.compile(r"<[^>]*>")
 _NOT_IN_ANCHOR: Final = re.compile(r"[^a-z0-9]+")
 _SECTION_LEVEL: Final = 2
 _ANCHOR_CHARACTERS: Final = 60
+_LONG_CHARACTERS: Final = 28
+_LONG: Final = ' class="w"'
 
 
 class Section(NamedTuple):
@@ -82,13 +84,18 @@ def _table(lines: list[str], under: str) -> str:
     classes = [' class="n"' if cell.endswith(":") else "" for cell in rule]
     titles = "".join(f'<th scope="col"{kind}>{_inline(cell)}</th>' for cell, kind in zip(header, classes, strict=True))
     body = "\n".join(
-        f"<tr>{''.join(f'<td{kind}>{_inline(cell)}</td>' for cell, kind in zip(row, classes, strict=True))}</tr>"
-        for row in rows
+        f"<tr>{''.join(_data_cell(cell, kind) for cell, kind in zip(row, classes, strict=True))}</tr>" for row in rows
     )
     return (
         f'<div class="table" role="region" tabindex="0" aria-label="{html.escape(under)}">'
         f"<table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
     )
+
+
+def _data_cell(cell: str, kind: str) -> str:
+    """Text that is long enough to be folded says so: its column must not become one word wide."""
+    is_long = len(cell) > _LONG_CHARACTERS and not kind
+    return f"<td{_LONG if is_long else kind}>{_inline(cell)}</td>"
 
 
 def _inline(text: str) -> str:

@@ -64,6 +64,7 @@ def fidelity_figure(points: Sequence[SizedFidelity], floor_nats: float | None) -
             color=looks[point.strategy].colour,
             marker=looks[point.strategy].marker,
             markersize=14 if point.is_baseline else 8,
+            markeredgewidth=1.6 if point.is_baseline else 1.0,
             fillstyle="none" if point.is_baseline else "full",
             clip_on=False,
         )[0]

@@ -84,5 +84,16 @@ def new_figure(rows: int, columns: int, height_in: float) -> "tuple[Figure, list
 
 
 def add_legend(figure: "Figure", handles: "Sequence[Artist]", labels: Sequence[str]) -> None:
-    """A legend under the panels, where it covers nothing."""
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    """A legend under the panels, where it covers nothing, read row by row."""
+    columns = min(4, len(labels))
+    rows = -(-len(labels) // columns)
+    # matplotlib fills columns, of which the last ones are shorter where it does not come out even.
+    full = len(labels) - columns * (rows - 1)
+    longs = [rows if column < full else rows - 1 for column in range(columns)]
+    places = [row * columns + column for column, long in enumerate(longs) for row in range(long)]
+    figure.legend(
+        [handles[place] for place in places],
+        [labels[place] for place in places],
+        loc="outside lower center",
+        ncols=columns,
+    )

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MOST_POINTS: Final = 400
 """Of one line: of more tokens the slowest of each few is drawn, so that no flush is lost."""
 
+_MARKERS: Final = 8
+"""On each line."""
+
 
 def draw_token_latencies(records: Sequence[RunRecord]) -> Drawing | None:
     """Draws one workload's cells; None where no token was timed."""
@@ -53,17 +56,19 @@ def latencies_figure(records: Sequence[RunRecord], pooled: int) -> "Figure":
 
     figure, (panel,) = new_figure(1, 1, 4.0)
     looks = looks_of([record.spec.strategy.label for record in records])
-    for record in records:
+    for place, record in enumerate(records):
         latencies_s = step_latencies_s(record)
         slowest_ms = [max(latencies_s[at : at + pooled]) * 1000 for at in range(0, len(latencies_s), pooled)]
         steps = range(1, len(latencies_s) + 1, pooled)
-        panel.plot(steps, slowest_ms, color=looks[record.spec.strategy.label].colour, linewidth=1.1)
+        look, apart = looks[record.spec.strategy.label], max(1, len(slowest_ms) // _MARKERS)
+        every = (place * apart // len(records), apart)  # markers of one strategy are not under another's
+        panel.plot(steps, slowest_ms, color=look.colour, marker=look.marker, markevery=every, linewidth=1.1)
     flushes = _all_flushes(records)
     for step in flushes:
         panel.axvline(step, color=INK, linestyle=":", linewidth=0.7)
     panel.set_ylim(bottom=0)
     panel.set(xlabel="decode step (tokens after the first)", ylabel="inter-token latency, median of trials (ms)")
-    handles = [Line2D([], [], color=look.colour) for look in looks.values()]
+    handles = [Line2D([], [], color=look.colour, marker=look.marker) for look in looks.values()]
     labels = [look.name for look in looks.values()]
     if flushes:
         handles.append(Line2D([], [], color=INK, linestyle=":"))
