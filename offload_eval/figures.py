@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from offload_eval.analysis.cells import cell_records
 from offload_eval.analysis.compare_pairs import RunSide
 from offload_eval.analysis.compare_runs import compare_runs
+from offload_eval.analysis.grid import in_order, largest_workload
 from offload_eval.analysis.history import KeptRun, make_history
 from offload_eval.core.records import RunRecord
 from offload_eval.errors import InputError
@@ -24,7 +25,6 @@ from offload_eval.reporting.figures.sessions_by_length import draw_sessions_by_l
 from offload_eval.reporting.figures.style import house_style
 from offload_eval.reporting.figures.token_latencies import draw_token_latencies
 from offload_eval.reporting.figures.transfers_hidden import draw_transfers_hidden
-from offload_eval.reporting.grid import in_order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -185,13 +185,7 @@ def _cells(run: Run, workload: str | None) -> list[RunRecord]:
     labels = list(dict.fromkeys(record.spec.workload.label for record in records))
     if not labels:
         raise InputError(f"{run.path}: no cell was traced or ran")
-    if workload is None:
-        workload = max(records, key=_num_tokens).spec.workload.label
-    if workload not in labels:
-        raise InputError(f"workload: {workload!r} is not in {run.path}; allowed: {', '.join(labels)}")
-    return [record for record in records if record.spec.workload.label == workload]
-
-
-def _num_tokens(record: RunRecord) -> int:
-    load = record.spec.workload
-    return load.batch_size * (load.prompt_tokens + load.output_tokens)
+    asked = largest_workload(records) if workload is None else workload
+    if asked not in labels:
+        raise InputError(f"workload: {asked!r} is not in {run.path}; allowed: {', '.join(labels)}")
+    return [record for record in records if record.spec.workload.label == asked]

@@ -1,13 +1,16 @@
 """A run directory for notebooks and scripts: `offload_eval.load_run`. pandas is imported by the first frame."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from offload_eval.analysis.cells import cell_records, latest_records, latest_traces
 from offload_eval.analysis.limits import find_limits
+from offload_eval.analysis.verdict import conclude
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.records import RunRecord
+from offload_eval.core.verdict import Verdict
 from offload_eval.errors import InputError
 from offload_eval.store.run_directory import RunDirectory
 
@@ -61,10 +64,15 @@ class Run:
         """The cells' traces: what the real code allocates and copies, on tensors without data."""
         return latest_traces(cell_records(self.records))
 
-    @property
+    @cached_property
     def limits(self) -> tuple[CapacityLimit, ...]:
         """What the capacity search concluded, by lengths, the in-GPU cache first; empty where there was none."""
         return find_limits(self.experiment, self.records)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What the report begins with: each strategy at each combination of lengths, choices and break-evens."""
+        return conclude(self.experiment, self.records, self.limits)
 
     def frame(self, what: What = "cells") -> "pd.DataFrame":
         """One tidy table, the same as `offload-eval export --what`.

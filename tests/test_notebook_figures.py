@@ -29,6 +29,7 @@ from test_history import on
 
 import offload_eval
 from offload_eval import figures
+from offload_eval.analysis.study import Study
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import StrategySpec
 from offload_eval.core.records import Conditions, Failure, PhaseSample, RunRecord, TrialSample
@@ -156,7 +157,7 @@ class TestOfOneWorkload:
         assert widths == pytest.approx([780 / 156, 220 / 156])
 
     def test_without_a_label_it_is_the_reports_workload(self, run: Run) -> None:
-        plates = make_plates(run.experiment, run.records, run.limits, None)
+        plates = make_plates(Study(run.experiment, run.records))
         assert plates["Spread"][0].caption.startswith("long ")
         shown = figures.token_latencies(run).axes[0].lines[0].get_ydata()[0]
         assert shown == pytest.approx(20.0), "of `long`"

@@ -51,3 +51,13 @@ def _asked(experiment: Experiment) -> list[tuple[str, str]]:
 def recorded(cells: Sequence[Cell]) -> list[RunRecord]:
     """The records of cells, in their order."""
     return [cell.record for cell in cells if cell.record is not None]
+
+
+def largest_workload(records: Sequence[RunRecord]) -> str | None:
+    """Label of the workload with most tokens, prompts and outputs of the whole batch; the first of equal ones."""
+    loads = {record.spec.workload.label: record.spec.workload for record in records}
+    return max(
+        loads,
+        key=lambda label: loads[label].batch_size * (loads[label].prompt_tokens + loads[label].output_tokens),
+        default=None,
+    )

@@ -1,10 +1,9 @@
 """All figures of a report, as SVG, each under the section that it belongs to."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
+from offload_eval.analysis.grid import largest_workload
 from offload_eval.analysis.study import Study
-from offload_eval.core.records import RunRecord
 from offload_eval.reporting.figures.drawing import Drawing
 from offload_eval.reporting.figures.fidelity_by_size import draw_fidelity_by_size
 from offload_eval.reporting.figures.memory_ledger import draw_memory_ledger
@@ -31,7 +30,8 @@ def make_plates(study: Study) -> dict[str, list[Plate]]:
     Returns:
         Title of a section to its figures.
     """
-    cells = _of_largest_workload(study.of_cells)
+    largest = largest_workload(study.of_cells)
+    cells = [record for record in study.of_cells if record.spec.workload.label == largest]
     with house_style():
         drawings = (
             (CAPACITY, draw_sessions_by_length(study.limits)),
@@ -44,19 +44,10 @@ def make_plates(study: Study) -> dict[str, list[Plate]]:
         plates: dict[str, list[Plate]] = {}
         for section, drawing in drawings:
             if drawing is not None:
-                plates.setdefault(section, []).append(_plate(drawing))
+                plates.setdefault(section, []).append(as_plate(drawing))
     return plates
 
 
-def _plate(drawing: Drawing) -> Plate:
+def as_plate(drawing: Drawing) -> Plate:
+    """A drawing as it stands in a page; to be called in the style that it was made in."""
     return Plate(drawing.name, drawing.caption, inline_svg(drawing.figure, drawing.name, drawing.title))
-
-
-def _of_largest_workload(records: Sequence[RunRecord]) -> list[RunRecord]:
-    loads = {record.spec.workload.label: record.spec.workload for record in records}
-    largest = max(
-        loads,
-        key=lambda label: loads[label].batch_size * (loads[label].prompt_tokens + loads[label].output_tokens),
-        default=None,
-    )
-    return [record for record in records if record.spec.workload.label == largest]
