@@ -524,7 +524,10 @@ class TestReport:
         ]
         text = render_report(Study(experiment, records))
         rendered = PARSER.render(text)
-        assert not {"script", "a", "s", "em", "strong"} & set(re.findall(r"<(\w+)", rendered))
+        assert not {"script", "a", "s", "em"} & set(re.findall(r"<(\w+)", rendered))
+        bold = re.findall(r"<strong>(.*?)</strong>", rendered)
+        assert bold
+        assert all(re.fullmatch(r"Choose for most [\w/]+|Sessions|Price|Output|Break-even", each) for each in bold)
         assert "\x1b" not in rendered
         assert "\u202e" not in rendered
         for table in tables_of(text):

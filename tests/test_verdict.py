@@ -229,7 +229,7 @@ class TestSearch:
         assert found.best_ratio == pytest.approx(9 / 2 * 2.06 / 2.84)
         assert (
             "streamed gives more tokens/s than the in-GPU cache from 557 tokens on, and not at 257; at best 3.26x of "
-            "it, at 1,057 tokens of context" in plain(overview(study.verdict)[-1])
+            "the in-GPU cache's, at 1,057 tokens." in plain(overview(study.verdict)[-1])
         )
         assert len(answer(study.verdict)) == 3
 

@@ -15,30 +15,36 @@ class Source(NamedTuple):
     run_ids: tuple[str, ...]
 
 
-Sourced = Sequence[str | Source]
+class Lead(NamedTuple):
+    """What a sentence is about: its first words, which stand out."""
+
+    text: str
+
+
+Part = str | Lead | Source
+Sourced = Sequence[Part]
 """A sentence in parts."""
 
 
 def plain(line: Sourced) -> str:
     """The sentence alone."""
-    return "".join(part for part in line if isinstance(part, str))
+    return "".join(part.text if isinstance(part, Lead) else part for part in line if not isinstance(part, Source))
 
 
 def markdown(line: Sourced, shown_characters: int) -> Verbatim:
     """The sentence as Markdown, each source in brackets as the first characters of its run_ids."""
-    parts = [escape(part) if isinstance(part, str) else _shown(part, shown_characters) for part in line]
+    return Verbatim("".join(_marked(part, shown_characters) for part in line))
+
+
+def _marked(part: Part, shown_characters: int) -> str:
+    if isinstance(part, Lead):
+        return f"**{escape(part.text)}**"
+    if isinstance(part, Source):
+        ids = ", ".join(code(run_id[:shown_characters]) for run_id in dict.fromkeys(part.run_ids))
+        return f" ({ids})" if ids else ""
     # Escaping puts a text on one line without blanks around it.
-    spaced = (
-        f"{' ' if isinstance(raw, str) and raw.startswith(' ') else ''}{part}"
-        f"{' ' if isinstance(raw, str) and raw.endswith(' ') else ''}"
-        for raw, part in zip(line, parts, strict=True)
-    )
-    return Verbatim("".join(spaced))
-
-
-def _shown(source: Source, shown_characters: int) -> str:
-    ids = ", ".join(code(run_id[:shown_characters]) for run_id in dict.fromkeys(source.run_ids))
-    return f" ({ids})" if ids else ""
+    before, after = (" " if blank else "" for blank in (part.startswith(" "), part.endswith(" ")))
+    return f"{before}{escape(part)}{after}" if part.strip() else before
 
 
 def telling_characters(records: Iterable[RunRecord]) -> int:

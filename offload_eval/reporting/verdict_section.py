@@ -1,5 +1,6 @@
 """The verdict at the top of a report: its sentences, each number with its records, and one table at each length."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from offload_eval.analysis.study import Study
@@ -55,9 +56,17 @@ def render_verdict(study: Study) -> str:
 
 
 def _table(situation: Situation) -> str:
+    """One row a strategy; their rungs where there are several, the sentence above names a single one."""
     in_gpu = next((each for each in situation.standings if each.strategy == situation.in_gpu), None)
     rows = [_row(standing, in_gpu) for standing in situation.standings]
-    return render_table(list(_TITLES), rows, "llrrrrrrrrl")
+    titles, align = list(_TITLES), list("llrrrrrrrrl")
+    if len({standing.evidence for standing in situation.standings}) == 1:
+        titles, rows, align = _without_rung(titles), [_without_rung(row) for row in rows], _without_rung(align)
+    return render_table(titles, rows, "".join(align))
+
+
+def _without_rung(cells: Sequence[str]) -> list[str]:
+    return [*cells[:1], *cells[2:]]
 
 
 def _row(standing: Standing, in_gpu: Standing | None) -> list[str]:

@@ -19,7 +19,7 @@ from offload_eval.core.verdict import (
 )
 from offload_eval.reporting.capacity_tables import length_words
 from offload_eval.reporting.display import one_line, show_ms, show_number, show_percent
-from offload_eval.reporting.sourced import Source
+from offload_eval.reporting.sourced import Lead, Part, Source
 
 FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
 _GOAL_WORDS: Final[dict[Goal, str]] = {"sessions": "most sessions", "tokens_per_s": "most tokens/s"}
@@ -27,13 +27,13 @@ _DIGITS: Final = 3
 _REASON_CHARACTERS: Final = 160
 
 
-def overview(verdict: Verdict) -> list[list[str | Source]]:
+def overview(verdict: Verdict) -> list[list[Part]]:
     """What holds over all lengths: who is best where, and the context length from which offload gives more."""
     said = [_over_lengths(goal, verdict.situations) for goal in get_args(Goal)] if len(verdict.situations) > 1 else []
-    return [line for line in said if line] + [_context_line(each, verdict) for each in verdict.break_evens]
+    return [line for line in said if line] + _context_lines(verdict)
 
 
-def situation_lines(situation: Situation, verdict: Verdict) -> list[list[str | Source]]:
+def situation_lines(situation: Situation, verdict: Verdict) -> list[list[Part]]:
     """What was found at one combination of lengths; what is not known is left out."""
     lines = (
         *(_choice_line(choice, situation, verdict) for choice in situation.choices),
@@ -46,7 +46,7 @@ def situation_lines(situation: Situation, verdict: Verdict) -> list[list[str | S
     return [line for line in lines if line]
 
 
-def answer(verdict: Verdict) -> list[list[str | Source]]:
+def answer(verdict: Verdict) -> list[list[Part]]:
     """The verdict in a few lines: over all lengths, or of the only one; of break-evens that of the best strategy."""
     if len(verdict.situations) == 1:
         (situation,) = verdict.situations
@@ -70,7 +70,7 @@ def objective_words(verdict: Verdict) -> str:
     return " and ".join(f"{name} at most {seconds * 1000:g} ms" for name, seconds in stated if seconds is not None)
 
 
-def _over_lengths(goal: Goal, situations: Sequence[Situation]) -> list[str | Source]:
+def _over_lengths(goal: Goal, situations: Sequence[Situation]) -> list[Part]:
     best: dict[str, list[tuple[Lengths, Choice]]] = {}
     for situation in situations:
         for choice in situation.choices:
@@ -78,7 +78,7 @@ def _over_lengths(goal: Goal, situations: Sequence[Situation]) -> list[str | Sou
                 best.setdefault(choice.strategy, []).append((situation.lengths, choice))
     if not best:
         return []
-    line: list[str | Source] = [f"{_GOAL_WORDS[goal].capitalize()} without loss: "]
+    line: list[Part] = [Lead(f"{_GOAL_WORDS[goal].capitalize()} without loss"), ": "]
     for number, (strategy, won) in enumerate(best.items()):
         where = (
             f"at all {len(won)} combinations of lengths"
@@ -100,44 +100,59 @@ def _gain_words(gains: Sequence[float]) -> str:
     return f", {low if low == high else f'{low} to {high}'} of the in-GPU cache"
 
 
-def _context_line(found: ContextBreakEven, verdict: Verdict) -> list[str | Source]:
+def _context_lines(verdict: Verdict) -> list[list[Part]]:
+    """One line for each strategy that gives more from some length on, and one for those that do not."""
+    never = [each for each in verdict.break_evens if each.wins_from is None]
+    lines = [_context_line(each, verdict) for each in verdict.break_evens if each.wins_from is not None]
+    return [*lines, *([_never_line(never, verdict)] if never else [])]
+
+
+def _context_line(found: ContextBreakEven, verdict: Verdict) -> list[Part]:
+    assert found.wins_from is not None
+    if found.wins_from == found.tokens[0]:
+        where = f"at every one of {len(found.tokens)} contexts, {found.tokens[0]:,} to {found.tokens[-1]:,} tokens"
+    else:
+        below = max(tokens for tokens in found.tokens if tokens < found.wins_from)
+        where = f"from {found.wins_from:,} tokens on, and not at {below:,}"
+    words = f": {found.strategy}{_way(found)} gives more tokens/s than the in-GPU cache {where}{_under(verdict)}"
+    best = "" if found.best_ratio is None else f"; at best {_best_of(found)}"
+    return [Lead("Break-even in context"), words + best, Source(found.run_ids), "."]
+
+
+def _never_line(found: Sequence[ContextBreakEven], verdict: Verdict) -> list[Part]:
+    line: list[Part] = [
+        Lead("Break-even in context"),
+        f": never, up to the longest context{_under(verdict)}, for",
+    ]
+    for number, each in enumerate(found):
+        span = f" ({each.tokens[0]:,} to {each.tokens[-1]:,} tokens; at best {_best_of(each)})"
+        line += [f"{',' if number else ''} {each.strategy}{_way(each)}{span}", Source(each.run_ids)]
+    return [*line, "."]
+
+
+def _best_of(found: ContextBreakEven) -> str:
+    return f"{found.best_ratio:.2f}x of the in-GPU cache's, at {found.best_at:,} tokens"
+
+
+def _way(found: ContextBreakEven) -> str:
     how = [
         *([] if found.prefill_chunk_tokens is None else [f"prefilled {found.prefill_chunk_tokens:,} at once"]),
         *([] if found.attn_implementation is None else [found.attn_implementation]),
     ]
-    way = f" ({', '.join(how)})" if how else ""
-    best = (
-        ""
-        if found.best_ratio is None
-        else f"; at best {found.best_ratio:.2f}x of it, at {found.best_at:,} tokens of context"
-    )
+    return f" ({', '.join(how)})" if how else ""
+
+
+def _under(verdict: Verdict) -> str:
     objectives = objective_words(verdict)
-    under = f", under {objectives}" if objectives else ""
-    if found.wins_from is None:
-        words = (
-            f"Break-even in context: {found.strategy}{way} gives no more tokens/s than the in-GPU cache at the "
-            f"longest of {len(found.tokens)} contexts, {found.tokens[0]:,} to {found.tokens[-1]:,} tokens{under}{best}"
-        )
-    elif found.wins_from == found.tokens[0]:
-        words = (
-            f"Break-even in context: {found.strategy}{way} gives more tokens/s than the in-GPU cache at every one of "
-            f"{len(found.tokens)} contexts, {found.tokens[0]:,} to {found.tokens[-1]:,} tokens{under}{best}"
-        )
-    else:
-        below = max(tokens for tokens in found.tokens if tokens < found.wins_from)
-        words = (
-            f"Break-even in context: {found.strategy}{way} gives more tokens/s than the in-GPU cache from "
-            f"{found.wins_from:,} tokens on, and not at {below:,}{under}{best}"
-        )
-    return [words, Source(found.run_ids), "."]
+    return f", under {objectives}" if objectives else ""
 
 
-def _sessions_line(situation: Situation) -> list[str | Source]:
+def _sessions_line(situation: Situation) -> list[Part]:
     counted = [each for each in situation.standings if _count(each) is not None]
     if not counted:
-        return [f"Sessions: none is known. {_refusals(situation.standings)}".strip()]
+        return [Lead("Sessions"), f": none is known. {_refusals(situation.standings)}".rstrip()]
     in_gpu = _in_gpu(situation)
-    line: list[str | Source] = [f"Sessions{_how_counted(counted)}: "]
+    line: list[Part] = [Lead("Sessions"), f"{_how_counted(counted)}: "]
     families = [(family, [each for each in situation.standings if each.family == family]) for family in FAMILIES]
     for number, (family, own) in enumerate(each for each in families if each[1]):
         line.append("; " if number else "")
@@ -145,7 +160,7 @@ def _sessions_line(situation: Situation) -> list[str | Source]:
     return [*line, "."]
 
 
-def _family_part(family: Family, own: Sequence[Standing], in_gpu: Standing | None) -> list[str | Source]:
+def _family_part(family: Family, own: Sequence[Standing], in_gpu: Standing | None) -> list[Part]:
     known = [each for each in own if _count(each) is not None]
     if not known:
         reason = one_line(own[0].refusal, _REASON_CHARACTERS).rstrip(".") or "not run"
@@ -172,14 +187,14 @@ def _how_counted(counted: Sequence[Standing]) -> str:
     return f" ({rungs}; extrapolated from one batch's peak)"
 
 
-def _price_line(situation: Situation) -> list[str | Source]:
+def _price_line(situation: Situation) -> list[Part]:
     """TPOT and throughput of each family's fastest strategy, at its best batch, beside the in-GPU cache's."""
     timed = [each for each in situation.standings if each.fastest is not None]
     if not timed:
         return []
     in_gpu = _in_gpu(situation)
     base = None if in_gpu is None else in_gpu.fastest
-    line: list[str | Source] = ["Price, each at its batch with most tokens/s: "]
+    line: list[Part] = [Lead("Price"), ", each at its batch with most tokens/s: "]
     families = [[each for each in timed if each.family == family] for family in FAMILIES]
     for number, own in enumerate(each for each in families if each):
         best = max(own, key=lambda each: each.fastest.tokens_per_s if each.fastest else 0.0)
@@ -203,14 +218,14 @@ def _priced(batch: TimedBatch, base: TimedBatch | None) -> str:
     return f"{tokens} tokens/s at a TPOT of {tpot} ms ({sessions}){ratios}"
 
 
-def _fidelity_line(situation: Situation) -> list[str | Source]:
+def _fidelity_line(situation: Situation) -> list[Part]:
     """Strategies that are bit-equal together, then each that is not."""
     known = [each for each in situation.standings if each.fidelity is not None]
     if not known:
         return []
     equal = [each for each in known if each.fidelity and each.fidelity.bit_equal]
     others = [each for each in known if each.fidelity and not each.fidelity.bit_equal]
-    line: list[str | Source] = ["Output: "]
+    line: list[Part] = [Lead("Output"), ": "]
     if equal:
         line += [
             f"bit-equal under {', '.join(each.strategy for each in equal)}",
@@ -229,11 +244,12 @@ def _fidelity_line(situation: Situation) -> list[str | Source]:
     return [*line, "."]
 
 
-def _choice_line(choice: Choice, situation: Situation, verdict: Verdict) -> list[str | Source]:
+def _choice_line(choice: Choice, situation: Situation, verdict: Verdict) -> list[Part]:
     objectives = objective_words(verdict)
     under = f" under {objectives}" if objectives else ", no SLO being stated"
-    line: list[str | Source] = [
-        f"Choose for {_GOAL_WORDS[choice.goal]}{under}: {choice.strategy}, {_value(choice.goal, choice.value)}",
+    line: list[Part] = [
+        Lead(f"Choose for {_GOAL_WORDS[choice.goal]}"),
+        f"{under}: {choice.strategy}, {_value(choice.goal, choice.value)}",
         Source(choice.run_ids),
     ]
     if choice.strategy == situation.in_gpu:
@@ -260,13 +276,13 @@ def _value(goal: Goal, value: float) -> str:
     return f"{show_number(value, _DIGITS)} tokens/s"
 
 
-def _unmet_line(situation: Situation, verdict: Verdict) -> list[str | Source]:
+def _unmet_line(situation: Situation, verdict: Verdict) -> list[Part]:
     """Strategies that were timed, and never within the objectives."""
     unmet = [each.strategy for each in situation.standings if each.num_timed and each.fastest is None]
-    return [f"Never within {objective_words(verdict)}: {', '.join(unmet)}."] if unmet else []
+    return [Lead(f"Never within {objective_words(verdict)}"), f": {', '.join(unmet)}."] if unmet else []
 
 
-def _break_even_lines(situation: Situation) -> list[list[str | Source]]:
+def _break_even_lines(situation: Situation) -> list[list[Part]]:
     """Of a search, batch by batch; of cells alone what was timed, and what fuller batches would have to take."""
     searched = {each.strategy for each in situation.standings if each.is_searched}
     lines = [_batch_line(each) for each in situation.break_evens if each.strategy in searched]
@@ -274,30 +290,30 @@ def _break_even_lines(situation: Situation) -> list[list[str | Source]]:
     return [*lines, *([_as_timed_line(rest)] if rest else []), _needed_line(situation, rest)]
 
 
-def _batch_line(found: BatchBreakEven) -> list[str | Source]:
+def _batch_line(found: BatchBreakEven) -> list[Part]:
     best = f"at most {found.best_ratio:.2f}x, at {found.best_at:,} sessions"
     if found.wins_from is None:
         words = (
-            f"Break-even in batch: none of {found.strategy}'s timed batches, up to {found.loses_up_to or 0:,} "
+            f": none of {found.strategy}'s timed batches, up to {found.loses_up_to or 0:,} "
             f"sessions, gives more tokens/s than the in-GPU cache's best: {best}"
         )
     else:
         below = "" if found.loses_up_to is None else f", and not at {found.loses_up_to:,}"
         words = (
-            f"Break-even in batch: {found.strategy} gives more tokens/s than the in-GPU cache's best from "
+            f": {found.strategy} gives more tokens/s than the in-GPU cache's best from "
             f"{found.wins_from:,} sessions on{below}; {best}"
         )
-    return [words, Source(found.run_ids), "."]
+    return [Lead("Break-even in batch"), words, Source(found.run_ids), "."]
 
 
-def _as_timed_line(found: Sequence[BatchBreakEven]) -> list[str | Source]:
-    line: list[str | Source] = ["Break-even: as timed, of the in-GPU cache's tokens/s"]
+def _as_timed_line(found: Sequence[BatchBreakEven]) -> list[Part]:
+    line: list[Part] = [Lead("Break-even"), ": as timed, of the in-GPU cache's tokens/s"]
     for number, each in enumerate(found):
         line += [f"{',' if number else ''} {each.strategy} gives {each.best_ratio:.2f}x", Source(each.run_ids)]
     return [*line, "."]
 
 
-def _needed_line(situation: Situation, found: Sequence[BatchBreakEven]) -> list[str | Source]:
+def _needed_line(situation: Situation, found: Sequence[BatchBreakEven]) -> list[Part]:
     """How much longer a step may take where a strategy admits more sessions than the in-GPU cache: the most of any."""
     in_gpu, slower = _in_gpu(situation), {each.strategy for each in found if each.wins_from is None}
     full = [each for each in situation.standings if each.strategy in slower and each.sessions]
