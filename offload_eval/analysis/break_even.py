@@ -37,6 +37,8 @@ def context_break_even(
     by_tokens: Mapping[int, tuple[TimedBatch, TimedBatch | None]],
     chunk_tokens: int | None = None,
     attention: Attention | None = None,
+    *,
+    is_searched: bool = True,
 ) -> ContextBreakEven | None:
     """Holds the best batch of a strategy against that of the in-GPU cache, length by length.
 
@@ -45,6 +47,7 @@ def context_break_even(
         by_tokens: Tokens of a session to the best batch of the strategy and of the in-GPU cache; None: it has none.
         chunk_tokens: How all of them were prefilled.
         attention: The attention that all of them ran with.
+        is_searched: Whether a search timed the batches, up to each limit.
 
     Returns:
         None for fewer than two lengths.
@@ -72,6 +75,7 @@ def context_break_even(
         wins_from=wins_from,
         best_ratio=None if best_at is None else ratios[best_at],
         best_at=best_at,
+        is_searched=is_searched,
         run_ids=tuple(batch.run_id for length in tokens for batch in by_tokens[length] if batch is not None),
     )
 

@@ -237,6 +237,7 @@ class _Score(NamedTuple):
     standing: Standing
     value: float
     run_ids: tuple[str, ...]
+    batch_size: int | None = None
 
 
 def _choices(standings: Sequence[Standing], in_gpu: Standing | None, *, has_objectives: bool) -> list[Choice]:
@@ -258,7 +259,7 @@ def _by_sessions(standing: Standing, *, ran: bool, has_objectives: bool) -> _Sco
 
 def _by_throughput(standing: Standing) -> _Score | None:
     batch = standing.fastest
-    return None if batch is None else _Score(standing, batch.tokens_per_s, (batch.run_id,))
+    return None if batch is None else _Score(standing, batch.tokens_per_s, (batch.run_id,), batch.sessions)
 
 
 def _choice(goal: Goal, scores: Sequence[_Score | None], in_gpu: Standing | None) -> Choice | None:
@@ -275,6 +276,7 @@ def _choice(goal: Goal, scores: Sequence[_Score | None], in_gpu: Standing | None
         goal=goal,
         strategy=best.standing.strategy,
         value=best.value,
+        batch_size=best.batch_size,
         over_in_gpu=None if own is None else best.value / own.value,
         run_ids=best.run_ids,
         in_gpu_run_ids=() if own is None else own.run_ids,
@@ -299,6 +301,7 @@ def _is_better(goal: Goal, one: _Score, other: _Score) -> bool:
 def _over_contexts(situations: Sequence[Situation]) -> list[ContextBreakEven]:
     """One for each way of prefilling and attention, and each strategy that offloads."""
     batches: dict[tuple[_Way, str], dict[int, tuple[TimedBatch, TimedBatch | None]]] = {}
+    unsearched: set[str] = set()
     for situation in situations:
         lengths = situation.lengths
         in_gpu = next((each for each in situation.standings if each.strategy == situation.in_gpu), None)
@@ -309,5 +312,9 @@ def _over_contexts(situations: Sequence[Situation]) -> list[ContextBreakEven]:
         for each in situation.standings:
             if each.family == "offload" and each.fastest is not None:
                 batches.setdefault((way, each.strategy), {})[tokens] = (each.fastest, in_gpu.fastest)
-    found = (context_break_even(strategy, by_tokens, *way) for (way, strategy), by_tokens in batches.items())
+                unsearched |= {each.strategy for own in (each, in_gpu) if not own.is_searched}
+    found = (
+        context_break_even(strategy, by_tokens, *way, is_searched=strategy not in unsearched)
+        for (way, strategy), by_tokens in batches.items()
+    )
     return [each for each in found if each is not None]

@@ -68,6 +68,8 @@ class Choice(Strict, frozen=True, kw_only=True):
     strategy: str
     value: float
     """Sessions, or tokens/s of the whole card."""
+    batch_size: int | None = None
+    """Sessions of the batch that gives these tokens/s."""
     over_in_gpu: float | None = None
     """`value` over that of the in-GPU cache; None where it has none."""
     run_ids: tuple[str, ...] = ()
@@ -108,6 +110,8 @@ class ContextBreakEven(Strict, frozen=True, kw_only=True):
     """None where the in-GPU cache has no batch at any length."""
     best_at: int | None
     """The context length of `best_ratio`."""
+    is_searched: bool = True
+    """Whether batches up to each limit were timed. Otherwise it is of the batches that the experiment names."""
     run_ids: tuple[str, ...]
 
 

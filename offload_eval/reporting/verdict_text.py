@@ -104,7 +104,8 @@ def _context_lines(verdict: Verdict) -> list[list[Part]]:
     """One line for each strategy that gives more from some length on, and one for those that do not."""
     never = [each for each in verdict.break_evens if each.wins_from is None]
     lines = [_context_line(each, verdict) for each in verdict.break_evens if each.wins_from is not None]
-    return [*lines, *([_never_line(never, verdict)] if never else [])]
+    groups = [[each for each in never if each.is_searched is searched] for searched in (True, False)]
+    return [*lines, *(_never_line(group, verdict) for group in groups if group)]
 
 
 def _context_line(found: ContextBreakEven, verdict: Verdict) -> list[Part]:
@@ -116,18 +117,22 @@ def _context_line(found: ContextBreakEven, verdict: Verdict) -> list[Part]:
         where = f"from {found.wins_from:,} tokens on, and not at {below:,}"
     words = f": {found.strategy}{_way(found)} gives more tokens/s than the in-GPU cache {where}{_under(verdict)}"
     best = "" if found.best_ratio is None else f"; at best {_best_of(found)}"
-    return [Lead("Break-even in context"), words + best, Source(found.run_ids), "."]
+    return [Lead("Break-even in context"), _as_timed(found) + words + best, Source(found.run_ids), "."]
 
 
 def _never_line(found: Sequence[ContextBreakEven], verdict: Verdict) -> list[Part]:
     line: list[Part] = [
         Lead("Break-even in context"),
-        f": never, up to the longest context{_under(verdict)}, for",
+        f"{_as_timed(found[0])}: never, up to the longest context{_under(verdict)}, for",
     ]
     for number, each in enumerate(found):
         span = f" ({each.tokens[0]:,} to {each.tokens[-1]:,} tokens; at best {_best_of(each)})"
         line += [f"{',' if number else ''} {each.strategy}{_way(each)}{span}", Source(each.run_ids)]
     return [*line, "."]
+
+
+def _as_timed(found: ContextBreakEven) -> str:
+    return "" if found.is_searched else ", at the batches that ran and not at full ones"
 
 
 def _best_of(found: ContextBreakEven) -> str:
@@ -249,7 +254,7 @@ def _choice_line(choice: Choice, situation: Situation, verdict: Verdict) -> list
     under = f" under {objectives}" if objectives else ", no SLO being stated"
     line: list[Part] = [
         Lead(f"Choose for {_GOAL_WORDS[choice.goal]}"),
-        f"{under}: {choice.strategy}, {_value(choice.goal, choice.value)}",
+        f"{under}: {choice.strategy}, {_value(choice.goal, choice.value)}{_at(choice)}",
         Source(choice.run_ids),
     ]
     if choice.strategy == situation.in_gpu:
@@ -264,6 +269,11 @@ def _choice_line(choice: Choice, situation: Situation, verdict: Verdict) -> list
         loss = next(each.fidelity for each in situation.standings if each.strategy == choice.lossy)
         line.append(" (its loss was not measured here)" if loss is None else "")
     return [*line, "."]
+
+
+def _at(choice: Choice) -> str:
+    sessions = choice.batch_size
+    return "" if sessions is None else f" at {sessions:,} session{'' if sessions == 1 else 's'}"
 
 
 def _more(goal: Goal) -> str:
