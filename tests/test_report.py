@@ -645,6 +645,25 @@ class TestWriting:
         assert len(json.loads((tmp_path / "report.json").read_text())["tables"]["strategies"]) == 300
         assert (tmp_path / "report.html").stat().st_size < 2_000_000
 
+    def test_the_json_has_verdict_findings_and_tables_in_si_units(self, tmp_path):
+        records = [make_record(), make_streamed(), make_failure("failed", QUANTIZED, message="no luck")]
+        write_report(tmp_path, Study(make_experiment(), records))
+        document = json.loads((tmp_path / "report.json").read_text())
+        assert document["schema_version"] == 1
+        assert (document["experiment"], document["budget"]["device_bytes"]) == ("does-it-pay", 2_000_000)
+        assert document["machine"]["cpu"] == "Test CPU"
+        (situation,) = document["verdict"]["situations"]
+        assert [each["sessions"] for each in situation["standings"]] == [45, 45, None]
+        assert [(each["goal"], each["strategy"]) for each in situation["choices"]] == [
+            ("sessions", "dynamic"),
+            ("tokens_per_s", "dynamic"),
+        ]
+        assert [finding["code"] for finding in document["findings"]] == ["failed"]
+        tables = document["tables"]
+        assert set(tables) == {path.stem for path in (tmp_path / "tables").iterdir()} - {"trials"}
+        assert [row["tpot_s"] for row in tables["strategies"]] == [pytest.approx(0.010), pytest.approx(0.015), None]
+        assert {row["run_id"] for row in tables["fidelity"]} == {record.run_id for record in records}
+
     def test_a_table_without_a_row_is_not_written_and_an_earlier_one_is_removed(self, tmp_path):
         write_report(tmp_path, Study(make_experiment(), [make_record(), make_streamed()]))
         assert (tmp_path / "tables/transfers.csv").exists()
