@@ -168,7 +168,7 @@ def _of_limit(limit: CapacityLimit) -> dict[str, Any]:
         "is_searched": True,
         "is_exact": limit.is_exact,
         "ledger": "host" if limit.limiting_ledger == "host" else None,
-        "session_run_ids": limit.limit_run_ids,
+        "session_run_ids": limit.traced_run_ids if limit.evidence == "traced" else limit.limit_run_ids,
     }
 
 
@@ -252,8 +252,8 @@ def _by_sessions(standing: Standing, *, ran: bool, has_objectives: bool) -> _Sco
     if has_objectives and standing.num_timed:
         batch = standing.largest
         return None if batch is None else _Score(standing, batch.sessions, (batch.run_id,))
-    count, run_ids = (standing.sessions, standing.session_run_ids) if ran else (standing.traced, ())
-    return _Score(standing, count, run_ids) if count else None
+    count = standing.sessions if ran else standing.traced
+    return _Score(standing, count, standing.session_run_ids) if count else None
 
 
 def _by_throughput(standing: Standing) -> _Score | None:

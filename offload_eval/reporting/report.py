@@ -21,6 +21,7 @@ from offload_eval.reporting.html_page import render_html
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.memory_tables import render_memory
 from offload_eval.reporting.method import has_cells, render_evidence, render_method, render_reproduction
+from offload_eval.reporting.price_table import price_title, render_prices
 from offload_eval.reporting.recovery_table import render_recoveries
 from offload_eval.reporting.report_frames import TABLES, report_frames
 from offload_eval.reporting.report_json import report_json
@@ -73,6 +74,7 @@ def render_report(study: Study) -> str:
             *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if of_cells_too else []),
         ),
         *_capacity_sections(study),
+        *([section(price_title(study.prices), render_prices(study.prices))] if study.prices else []),
         *([section(RECOVERY_TITLE, recoveries)] if recoveries else []),
         *(_cell_sections(study, of_cells, cells, findings) if of_cells_too else [findings]),
         *_settings(study),
