@@ -80,7 +80,9 @@ def _price(record: RunRecord, trace: Trace, hardware: HardwareProfile) -> Bounde
         d2h_bytes_per_step=moving.d2h_bytes,
         limited_by=whole.tpot.ideal.limited_by,
         assumptions=(*whole.assumptions, STEPS_ASSUMPTION),
-        **{way: _bound(way, trace, whole.ttft, steps) for way in WAYS},
+        ideal=_bound("ideal", trace, whole.ttft, steps),
+        scheduled=_bound("scheduled", trace, whole.ttft, steps),
+        serial=_bound("serial", trace, whole.ttft, steps),
     )
 
 

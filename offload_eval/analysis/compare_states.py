@@ -17,7 +17,8 @@ from offload_eval.core.records import RunRecord
 MEASURED: Final = "searched"
 TRACED: Final = "traced"
 REFUSED: Final = "refused"
-"""States of a limit: a search that came to a number, 0 included, one by traces alone, and one that could not be made."""
+"""States of a limit: a search that came to a number, 0 included, the same by traces alone, and one that could not be
+made."""
 LIMIT_METRICS: Final = (
     ValueMetric("limit_sessions", "limit, as it ran", "sessions", lambda _: None, lower_is_better=False),
     ValueMetric("limit_traced_sessions", "limit by trace", "sessions", lambda _: None, lower_is_better=False),

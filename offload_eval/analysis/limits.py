@@ -47,7 +47,8 @@ def find_limits(experiment: Experiment, records: Sequence[RunRecord]) -> tuple[C
         records: Of its probes and their traces, and of anything else; see `current_probes`.
 
     Returns:
-        By lengths, in the order they were searched, the in-GPU cache first. Where nothing was run, the limit is the traced one.
+        By lengths, in the order they were searched, the in-GPU cache first. Where nothing was run, the limit is the
+        traced one.
     """
     probes = current_probes(experiment, records)
     asked = experiment.capacity or CapacitySpec()

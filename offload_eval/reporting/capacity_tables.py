@@ -273,8 +273,8 @@ def _method(limits: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str
     caps = ", ".join(dict.fromkeys(format_bytes(limit.cap_bytes) for limit in limits if limit.cap_bytes))
     if are_traced(limits):
         return [
-            f"The device has {caps or 'the budget'}: the budget less runtime and reserve. A trace follows one full-length "
-            "generate() of the real code on tensors without data, and counts every byte that lives.",
+            f"The device has {caps or 'the budget'}: the budget less runtime and reserve. A trace follows one "
+            "full-length generate() of the real code on tensors without data, and counts every byte that lives.",
             f"Traced: the largest batch of 1 to {capacity.most_sessions:,} whose peaks fit the device and, where the "
             "budget states host memory, whose cache fits that; it was traced, and so was the next one. Host bytes are "
             "those asked for: a pinned allocator may round each buffer up to a power of two, which the arithmetic of "

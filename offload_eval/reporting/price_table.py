@@ -1,20 +1,22 @@
 """Bounds of a price on a hardware profile, for what was traced and not run."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
 from offload_eval.analysis.bounded_price import WAYS
 from offload_eval.analysis.probes import lengths_of
 from offload_eval.core.latency import Resource
-from offload_eval.core.limits import Lengths
 from offload_eval.core.price import BoundedPrice
 from offload_eval.reporting.capacity_tables import length_words
 from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
 from offload_eval.reporting.markdown import Verbatim, bullets, code, render_table, section
 from offload_eval.reporting.tables import COUNT, REAL, TEXT, typed_frame
 from offload_eval.units import format_bytes
+
+if TYPE_CHECKING:
+    from offload_eval.core.limits import Lengths
 
 _FIGURES: Final = ("ttft_s", "tpot_s", "tokens_per_s")
 _LENGTHS: Final = ("prompt_tokens", "output_tokens", "prefill_chunk_tokens")
@@ -36,10 +38,9 @@ PRICE_COLUMNS: Final[dict[str, str]] = {
 _DIGITS: Final = 3
 _WAITS: Final[dict[Resource, str]] = {"compute": "computing", "memory": "device memory", "h2d": "H2D", "d2h": "D2H"}
 READING: Final = (
-    "Nothing here was timed. Each cell is `ideal / scheduled / serial`: TTFT and TPOT are lower bounds and tokens/s "
-    "upper bounds, where computing and copying overlap perfectly, as far as the strategy's own order lets them, and not "
-    "at all. A run is never faster than `ideal`, nor faster than `serial` where nothing overlaps; how much slower, a "
-    "bound does not say."
+    "Nothing here was timed. Each cell is ideal / scheduled / serial: TTFT and TPOT are lower bounds and tokens/s "
+    "upper bounds, where computing and copying overlap perfectly, as far as the strategy's own order lets them, and "
+    "not at all. No run is faster than ideal; how much slower it is, a bound does not say."
 )
 
 
