@@ -37,6 +37,7 @@ def _columns(study: Study) -> str:
     runs = [record for record in (*study.runs, *probe_records(study.records)) if record.evidence != "traced"]
     rungs = ", ".join(dict.fromkeys(record.evidence for record in runs)) or "none yet"
     shown = {"both", *(["cells"] if has_cells(study) else []), *(["limits"] if study.limits else [])}
+    holds = {"always": True, "not run": not runs, "priced": bool(study.prices)}
     is_traced = any(record.evidence == "traced" for record in study.records)
     rows = [
         [
@@ -46,6 +47,8 @@ def _columns(study: Study) -> str:
         ]
         for each in METHODS
         if each.where in shown
+        and holds[each.when]
+        and (RUN not in each.rung or runs or not is_traced)
         and (study.experiment.measurement.fidelity or not each.of_fidelity)
         and (is_traced or not each.of_trace)
     ]

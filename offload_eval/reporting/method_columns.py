@@ -21,6 +21,8 @@ class Method(NamedTuple):
     """Whether the column exists only where something was traced."""
     where: Literal["cells", "limits", "both"] = "cells"
     """Whether the column exists only with cells, only with a capacity search, or with either."""
+    when: Literal["always", "not run", "priced"] = "always"
+    """Whether the column exists only where nothing was run, or only where a price was bounded."""
 
 
 _HOST_LEDGER: Final = (
@@ -63,6 +65,24 @@ METHODS: Final = (
         "largest batch with max(prefill, decode peak_device_bytes) <= cap and kv_host_peak_bytes <= host_bytes",
         "The next batch was traced too, and does not fit.",
         where="limits",
+    ),
+    Method(
+        "over in-GPU, what stops the next one, traces",
+        "traced",
+        "traced / traced of the in-GPU cache; ledger and phase that the next batch passes, and the largest part of "
+        "its peak that grows with the batch; run_id of both traces",
+        "Nothing was run. Parts: KV, cache transients, logits, activations.",
+        where="limits",
+        when="not run",
+    ),
+    Method(
+        "TTFT, TPOT, tokens/s by bounds",
+        "traced, on the hardware profile",
+        "tokens/s: sessions * output_tokens / (TTFT + (output_tokens - 1) * TPOT)",
+        "Bounds of what was not run: of the traced prefill and decode steps, under three assumptions about what "
+        "overlaps. Bytes a step are of the step that moves most, of the whole batch.",
+        where="both",
+        when="priced",
     ),
     Method(
         RUN,

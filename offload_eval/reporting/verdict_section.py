@@ -1,5 +1,6 @@
 """The verdict at the top of a report: its sentences, each number with its records, and one table at each length."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from offload_eval.analysis.study import Study
@@ -29,6 +30,8 @@ _TITLES: Final = (
     "records",
 )
 
+_TRACED_TITLES: Final = ("strategy", "evidence", "analytic sessions", "traced sessions", "records")
+
 
 def render_verdict(study: Study) -> str:
     """What the run concludes, over all lengths and then at each."""
@@ -57,7 +60,14 @@ def render_verdict(study: Study) -> str:
 def _table(situation: Situation) -> str:
     in_gpu = next((each for each in situation.standings if each.strategy == situation.in_gpu), None)
     rows = [_row(standing, in_gpu) for standing in situation.standings]
+    if all(each.evidence == "traced" for each in situation.standings):  # what a run adds has no column yet
+        return render_table(*_picked(_TRACED_TITLES, rows), "llrrl")
     return render_table(list(_TITLES), rows, "llrrrrrrrrl")
+
+
+def _picked(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    places = [_TITLES.index(title) for title in titles]
+    return list(titles), [[row[place] for place in places] for row in rows]
 
 
 def _row(standing: Standing, in_gpu: Standing | None) -> list[str]:
