@@ -198,6 +198,22 @@ class TestLimitsByTraceAlone:
         (limit,) = find_limits(replace(SEARCHED, budget=budget), records)
         assert (limit.traced, limit.failed_at, limit.limiting_ledger) == (20, 21, "host")
 
+    def test_on_cuda_the_host_takes_what_a_pinned_allocator_rounds(self) -> None:
+        """By hand, of 2 layers' keys and values, each 256 tokens * 16 bytes a session.
+
+        Those of 33 sessions, 135,168 bytes, are rounded up to 262,144, and four of them are more than 1,000,000; those
+        of 32 fill 131,072. As asked for, 61 would fit.
+        """
+        budget = BudgetSpec(device_bytes=2_000_000, runtime_bytes=100_000, host_bytes=1_000_000)
+        records = []
+        for sessions, peak_bytes in ((32, 1_600_000), (33, 1_610_000), (50, 1_899_000), (51, 1_901_000)):
+            record = traced_probe(sessions, peak_bytes, STREAMED)
+            spec = replace(record.spec, budget=budget, device="cuda")
+            records.append(make_traced(STREAMED, spec=spec, trace=record.trace))
+        (limit,) = find_limits(replace(SEARCHED, budget=budget, device="cuda"), records)
+        assert (limit.traced, limit.failed_at, limit.limiting_ledger) == (32, 33, "host")
+        assert limit.traced_run_ids == tuple(record.run_id for record in records[:2])
+
     def test_a_gap_in_the_traces_is_no_limit(self) -> None:
         assert find_limits(SEARCHED, [traced_probe(20, 1_840_000), traced_probe(22, 1_950_000)]) == ()
 

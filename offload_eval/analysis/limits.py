@@ -136,10 +136,28 @@ def _by_trace(
         if refused is None:
             return None
         return msgspec.structs.replace(limit, refusal=failure_reason(refused), traced_run_ids=(refused.run_id,))
+    bound = analytic_bound(first)
+    host_sessions = None if bound is None or first.spec.device == "cpu" else bound.host_sessions
+    if host_sessions is not None and limit.traced > host_sessions:
+        return _within_pinned(limit, traces, host_sessions)
     following = next((record for record in traces if _batch(record) == limit.traced + 1), None)
     if following is None or limit.traced == capacity.most_sessions:
         return limit
     return msgspec.structs.replace(limit, failed_at=_batch(following), **_limiting_trace(following, cap_bytes))
+
+
+def _within_pinned(limit: CapacityLimit, traces: Sequence[RunRecord], host_sessions: int) -> CapacityLimit:
+    """A trace counts host bytes as they are asked for, and an enforced budget as the pinned allocator takes them."""
+    run_ids = {_batch(record): record.run_id for record in traces}
+    following = host_sessions + 1
+    return msgspec.structs.replace(
+        limit,
+        traced=host_sessions,
+        traced_run_ids=tuple(run_ids[batch] for batch in (host_sessions, following) if batch in run_ids),
+        failed_at=following,
+        limiting_ledger="host",
+        limited_by="host memory, by arithmetic: a pinned allocator rounds each buffer up to a power of two",
+    )
 
 
 def _limiting_trace(record: RunRecord, cap_bytes: int) -> dict[str, Any]:

@@ -58,6 +58,11 @@ class Study:
         return recorded(self.grid)
 
     @cached_property
+    def has_runs(self) -> bool:
+        """Whether anything was run: a study may be of traces alone."""
+        return any(record.evidence != "traced" for record in self.records)
+
+    @cached_property
     def limits(self) -> tuple[CapacityLimit, ...]:
         """What the capacity search concluded; empty where there was none."""
         return find_limits(self.experiment, self.records)

@@ -82,6 +82,8 @@ class LimitSearch:
             if limit and self._host_bytes is not None:
                 most = limit
                 limit = largest_that_fits(self._traced_host_bytes, self._host_bytes, start=most, most=most)
+            if bound is not None and bound.host_sessions is not None:  # it knows how a pinned allocator rounds
+                self._trace_around(min(limit, bound.host_sessions))
         except _NotTracedError:
             return  # the trace that was lost says why
         self._trace_around(limit)

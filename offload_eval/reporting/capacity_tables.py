@@ -131,7 +131,7 @@ def _sentence(limit: CapacityLimit) -> str:
         said.append(f"where the arithmetic says {show_analytic(limit)}")
     if limit.gain_over_in_gpu is not None and not limit.is_in_gpu:
         said.append(f"{show_gain(limit)} of the in-GPU cache")
-    runs_out = "passes" if limit.evidence == "traced" else "runs out of"
+    runs_out = "does not fit" if limit.evidence == "traced" else "runs out of"
     text = ", ".join(said) + (f"; the next one {runs_out} {limit.limited_by}" if limit.limited_by else "")
     return f"{text}.{_throughput(limit)}"
 
@@ -276,9 +276,9 @@ def _method(limits: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str
             f"The device has {caps or 'the budget'}: the budget less runtime and reserve. A trace follows one "
             "full-length generate() of the real code on tensors without data, and counts every byte that lives.",
             f"Traced: the largest batch of 1 to {capacity.most_sessions:,} whose peaks fit the device and, where the "
-            "budget states host memory, whose cache fits that; it was traced, and so was the next one. Host bytes are "
-            "those asked for: a pinned allocator may round each buffer up to a power of two, which the arithmetic of "
-            "the host counts.",
+            "budget states host memory, whose cache fits that; it was traced, and so was the next one. On CUDA no "
+            "more than the host's arithmetic admits: it counts each buffer as a pinned allocator rounds it, up to a "
+            "power of two, which a trace does not see.",
             "Analytic: (budget - weights - runtime - reserve) // KV bytes of a session, an upper bound.",
         ]
     lines = [

@@ -134,6 +134,8 @@ def render_reproduction(records: Sequence[RunRecord], *, limits_alone: bool = Fa
     commits = dict.fromkeys(record.machine.git_commit for record in records if record.machine.git_commit)
     at = bullets([Verbatim(f"Code at commit {code(commit)}.") for commit in commits])
     command, what = ("capacity", "limits") if limits_alone else ("run", "cells")
+    if records and all(record.evidence == "traced" for record in records):
+        command += " --trace-only"
     commands = (
         f"# In this directory: the same {what} again, into a new one\n"
         f"offload-eval {command} experiment.yaml --out again\n"

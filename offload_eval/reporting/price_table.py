@@ -1,22 +1,21 @@
 """Bounds of a price on a hardware profile, for what was traced and not run."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pandas as pd
 
 from offload_eval.analysis.bounded_price import WAYS
 from offload_eval.analysis.probes import lengths_of
 from offload_eval.core.latency import Resource
+from offload_eval.core.limits import Lengths
 from offload_eval.core.price import BoundedPrice
 from offload_eval.reporting.capacity_tables import length_words
 from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
 from offload_eval.reporting.markdown import Verbatim, bullets, code, render_table, section
+from offload_eval.reporting.sourced import Source
 from offload_eval.reporting.tables import COUNT, REAL, TEXT, typed_frame
 from offload_eval.units import format_bytes
-
-if TYPE_CHECKING:
-    from offload_eval.core.limits import Lengths
 
 _FIGURES: Final = ("ttft_s", "tpot_s", "tokens_per_s")
 _LENGTHS: Final = ("prompt_tokens", "output_tokens", "prefill_chunk_tokens")
@@ -66,6 +65,20 @@ def render_prices(prices: Sequence[BoundedPrice]) -> str:
     tables = [section(f"Bounds: {length_words(lengths)}", _table(group), level=3) for lengths, group in groups.items()]
     assumed = list(dict.fromkeys(said for price in prices for said in price.assumptions))
     return "\n\n".join([READING, *tables, section("What the bounds assume", bullets(assumed), level=3)])
+
+
+def price_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[str | Source]:
+    """The bounds of every strategy's best case at some lengths, in a sentence; empty without a price."""
+    own = [price for price in prices if lengths_of(price.workload) == lengths]
+    if not own:
+        return []
+    line: list[str | Source] = [f"Price by bounds, not measured (profile {own[0].hardware}; everything overlaps): "]
+    for number, price in enumerate(own):
+        tokens, tpot = show_number(price.ideal.tokens_per_s, _DIGITS), show_ms(price.ideal.tpot_s, _DIGITS)
+        sessions = f"{price.sessions:,} session{'' if price.sessions == 1 else 's'}"
+        words = f"{price.strategy} at most {tokens} tokens/s, a TPOT of at least {tpot} ms ({sessions})"
+        line += [f"{'; ' if number else ''}{words}", Source((price.run_id,))]
+    return [*line, "."]
 
 
 def _table(prices: Sequence[BoundedPrice]) -> str:

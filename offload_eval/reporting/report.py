@@ -69,7 +69,7 @@ def render_report(study: Study) -> str:
         section(study.experiment.name, paragraph(study.experiment.question), render_evidence(everything), level=1),
         section(
             "Verdict",
-            _budget(study.experiment, has_cells=of_cells_too),
+            _budget(study.experiment, has_cells=of_cells_too, has_runs=study.has_runs or not study.records),
             render_verdict(study),
             *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if of_cells_too else []),
         ),
@@ -175,15 +175,17 @@ def _model_name(model: ModelSpec) -> str:
     return path.name if path.is_absolute() else model.location
 
 
-def _budget(experiment: Experiment, *, has_cells: bool) -> str:
+def _budget(experiment: Experiment, *, has_cells: bool, has_runs: bool = True) -> str:
     budget, model = experiment.budget, experiment.model
+    enforced = "enforced during the run." if budget.enforce or not has_cells else "not enforced during the run."
+    enforced = enforced if has_runs else "nothing was run."
     weights = "counted from the model" if budget.weights_bytes is None else format_bytes(budget.weights_bytes)
     parts = [
         f"Model {code(_model_name(model))} in {model.dtype}, {model.weights} weights. ",
         f"Budget: {format_bytes(budget.device_bytes)} of device memory; weights {weights}, ",
         f"runtime {format_bytes(budget.runtime_bytes)}, reserve {format_bytes(budget.reserve_bytes)}; ",
         "" if budget.host_bytes is None else f"{format_bytes(budget.host_bytes)} of host memory for the cache; ",
-        "enforced during the run." if budget.enforce or not has_cells else "not enforced during the run.",
+        enforced,
     ]
     return "".join(parts)
 
@@ -215,7 +217,9 @@ def _model_rows(record: RunRecord) -> list[list[str]]:
         ["weights", format_bytes(model.weights_bytes)],
         ["attention", spec.model.attn_implementation],
     ]
-    if spec.device == "cpu":
+    if record.evidence == "traced":
+        rows.append(["device that the traces follow", spec.device])
+    elif spec.device == "cpu":
         pace = spec.cpu.link_bytes_per_s
         rows.append(["emulated link", "as fast as memory copies" if pace is None else f"{format_bytes(pace)}/s"])
         rows.append(["compute threads", show_count(record.conditions.compute_threads)])

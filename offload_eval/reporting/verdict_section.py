@@ -7,7 +7,8 @@ from offload_eval.analysis.study import Study
 from offload_eval.core.verdict import Situation, Standing
 from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
-from offload_eval.reporting.sourced import markdown, telling_characters
+from offload_eval.reporting.price_table import price_line
+from offload_eval.reporting.sourced import Source, markdown, telling_characters
 from offload_eval.reporting.verdict_text import overview, situation_lines, situation_title
 
 MOST_SITUATIONS: Final = 12
@@ -46,7 +47,7 @@ def render_verdict(study: Study) -> str:
         *(
             section(
                 situation_title(situation),
-                bullets([markdown(line, characters) for line in situation_lines(situation, verdict)]),
+                bullets([markdown(line, characters) for line in _lines(situation, study)]),
                 _table(situation),
                 level=3,
             )
@@ -55,6 +56,11 @@ def render_verdict(study: Study) -> str:
         *([paragraph(f"{left_out:,} more combinations of lengths are in report.json.")] if left_out else []),
     ]
     return "\n\n".join(block for block in blocks if block)
+
+
+def _lines(situation: Situation, study: Study) -> list[list[str | Source]]:
+    bounds = price_line(study.prices, situation.lengths)
+    return [*situation_lines(situation, study.verdict), *([bounds] if bounds else [])]
 
 
 def _table(situation: Situation) -> str:
