@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from offload_eval.analysis.bounded_price import bound_prices, traced_alone
-from offload_eval.analysis.cells import cell_records
+from offload_eval.analysis.cells import cell_records, latest_traces
 from offload_eval.analysis.findings import find
 from offload_eval.analysis.grid import Cell, experiment_cells, in_order, recorded
 from offload_eval.analysis.limits import find_limits, missing_limits
@@ -56,6 +56,11 @@ class Study:
     def runs(self) -> list[RunRecord]:
         """The last run of every cell that has one."""
         return recorded(self.grid)
+
+    @cached_property
+    def traces_alone(self) -> tuple[RunRecord, ...]:
+        """The cells' traces where no cell was run; empty where one was."""
+        return () if self.runs else latest_traces(self.of_cells)
 
     @cached_property
     def has_runs(self) -> bool:

@@ -182,13 +182,17 @@ def _of_cells(runs: Sequence[RunRecord], traces: Sequence[RunRecord]) -> dict[st
     by_trace = None if traced is None else admitted_by_trace(traced)
     return {
         "evidence": "traced" if largest is None and traced is not None and not runs else _evidence(runs),
-        "refusal": "" if largest is not None or not runs else _reason(runs[0]),
+        "refusal": "" if largest is not None else _reason((*runs, *traces)[0]) if runs or traced is None else "",
         "analytic": None if bound is None else bound.sessions,
         "traced": None if by_trace is None else by_trace.sessions,
         "sessions": None if admitted is None else admitted.sessions,
         "ledger": None if admitted is None else admitted.ledger,
-        "session_run_ids": () if largest is None or admitted is None else (largest.run_id,),
+        "session_run_ids": _session_run_ids(largest if admitted is not None else None if runs else traced),
     }
+
+
+def _session_run_ids(record: RunRecord | None) -> tuple[str, ...]:
+    return () if record is None else (record.run_id,)
 
 
 def _evidence(runs: Sequence[RunRecord]) -> Evidence | None:

@@ -18,7 +18,7 @@ GLOSSARY: Final = "Glossary: every column, its rung and its formula"
 
 def render_method(study: Study) -> str:
     """How every number came about: the passes of cells, then each column with its rung and formula."""
-    passes = bullets(_passes(study.experiment, study.of_cells)) if has_cells(study) else ""
+    passes = bullets(_passes(study.experiment, study.of_cells)) if has_cells(study) and not study.traces_alone else ""
     return "\n\n".join(block for block in (passes, section(GLOSSARY, _columns(study), level=3)) if block)
 
 

@@ -34,6 +34,7 @@ from offload_eval.reporting.strategy_tables import (
     render_strategy_tables,
 )
 from offload_eval.reporting.table_text import csv_text
+from offload_eval.reporting.traces_table import TRACES, render_kept_traces
 from offload_eval.reporting.transfer_tables import render_transfers
 from offload_eval.reporting.verdict_section import render_verdict
 from offload_eval.reporting.warmup_table import render_warmups
@@ -62,6 +63,7 @@ def render_report(study: Study) -> str:
     of_cells = [record for record in study.of_cells if record.spec.workload.label in shown]
     everything = study.of_cells or sorted(study.records, key=lambda record: record.evidence == "traced")
     of_cells_too = has_cells(study)
+    says_more = of_cells_too and not study.traces_alone
     recoveries = render_recoveries(study.ordered)
     findings = section("Findings", _findings(study))
     cells = [cell for cell in study.grid if cell.workload in shown]
@@ -71,7 +73,7 @@ def render_report(study: Study) -> str:
             "Verdict",
             _budget(study.experiment, has_cells=of_cells_too, has_runs=study.has_runs or not study.records),
             render_verdict(study),
-            *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if of_cells_too else []),
+            *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if says_more else []),
         ),
         *_capacity_sections(study),
         *([section(price_title(study.prices), render_prices(study.prices))] if study.prices else []),
@@ -81,7 +83,8 @@ def render_report(study: Study) -> str:
         section("Method", render_method(study)),
         section("Machine, versions and model", _machines(everything) or NOTHING),
         section("How to reproduce", render_reproduction(everything, limits_alone=not of_cells_too)),
-        *([section("Cells", _cells(cells))] if of_cells_too else []),
+        *([section("Cells", _cells(cells))] if says_more else []),
+        *([section(TRACES, render_kept_traces(study.traces_alone))] if study.traces_alone else []),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -130,6 +133,9 @@ def _settings(study: Study) -> list[str]:
 
 def _cell_sections(study: Study, of_cells: Sequence[RunRecord], cells: Sequence[Cell], findings: str) -> list[str]:
     """What the cells say, with what speaks against it before the details."""
+    if study.traces_alone:
+        card, memory = render_analytic_card(study.traces_alone), render_memory(of_cells) or NOTHING
+        return [section("Analytic card", bullets(_left_out(study)), card), section(MEMORY, memory), findings]
     runs = recorded(cells)
     warmups = render_warmups(runs)
     return [
