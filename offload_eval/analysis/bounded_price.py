@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Final
 
 from offload_eval.analysis.cells import cell_records, latest_records, latest_traces
+from offload_eval.analysis.verdict import family_of
 from offload_eval.bounds.latency import bound_latency, bound_step
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.latency import PhaseLatency
@@ -74,6 +75,7 @@ def _price(record: RunRecord, trace: Trace, hardware: HardwareProfile) -> Bounde
         run_id=record.run_id,
         workload=trace.workload,
         strategy=trace.strategy.label,
+        family=family_of(trace.strategy),
         hardware=hardware.name,
         calibrated=hardware.calibrated,
         h2d_bytes_per_step=moving.h2d_bytes,

@@ -135,7 +135,9 @@ def _by_trace(
         refused = next((record for record in traces if record.trace is None), None)
         if refused is None:
             return None
-        return msgspec.structs.replace(limit, refusal=failure_reason(refused), traced_run_ids=(refused.run_id,))
+        ids = (refused.run_id,)
+        return msgspec.structs.replace(limit, refusal=failure_reason(refused), traced_run_ids=ids, limit_run_ids=ids)
+    limit = msgspec.structs.replace(limit, limit_run_ids=limit.traced_run_ids)
     bound = analytic_bound(first)
     host_sessions = None if bound is None or first.spec.device == "cpu" else bound.host_sessions
     if host_sessions is not None and limit.traced > host_sessions:
@@ -150,10 +152,12 @@ def _within_pinned(limit: CapacityLimit, traces: Sequence[RunRecord], host_sessi
     """A trace counts host bytes as they are asked for, and an enforced budget as the pinned allocator takes them."""
     run_ids = {_batch(record): record.run_id for record in traces}
     following = host_sessions + 1
+    ids = tuple(run_ids[batch] for batch in (host_sessions, following) if batch in run_ids)
     return msgspec.structs.replace(
         limit,
         traced=host_sessions,
-        traced_run_ids=tuple(run_ids[batch] for batch in (host_sessions, following) if batch in run_ids),
+        traced_run_ids=ids,
+        limit_run_ids=ids,
         failed_at=following,
         limiting_ledger="host",
         limited_by="host memory, by arithmetic: a pinned allocator rounds each buffer up to a power of two",

@@ -168,7 +168,7 @@ def _of_limit(limit: CapacityLimit) -> dict[str, Any]:
         "is_searched": True,
         "is_exact": limit.is_exact,
         "ledger": "host" if limit.limiting_ledger == "host" else None,
-        "session_run_ids": limit.traced_run_ids if limit.evidence == "traced" else limit.limit_run_ids,
+        "session_run_ids": limit.limit_run_ids,
     }
 
 

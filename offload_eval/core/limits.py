@@ -97,7 +97,8 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     run_ids: tuple[str, ...] = ()
     """Of every probe, in the order they ran."""
     limit_run_ids: tuple[str, ...] = ()
-    """Those of them that the limit rests on: its own runs, and those of the batch that failed."""
+    """Those of them that the limit rests on: its own runs, and those of the batch that failed. Of a traced limit, its
+    traces: `traced_run_ids`."""
     traced_run_ids: tuple[str, ...] = ()
     """Of the traces that `traced` rests on: of that batch, where there is one, and of the next. Of a limit that a
     trace refuses, of that trace."""

@@ -5,6 +5,7 @@ from typing import Literal
 from offload_eval.core.base import Strict
 from offload_eval.core.experiment import Workload
 from offload_eval.core.latency import Resource
+from offload_eval.core.verdict import Family
 
 
 class PriceBound(Strict, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class BoundedPrice(Strict, frozen=True, kw_only=True):
     """With its batch: the sessions."""
     strategy: str
     """Label."""
+    family: Family
     hardware: str
     calibrated: bool
     """Whether the profile was measured on the machine in question."""

@@ -67,20 +67,46 @@ METHODS: Final = (
         where="limits",
     ),
     Method(
-        "over in-GPU, what stops the next one, traces",
+        "over in-GPU",
         "traced",
-        "traced / traced of the in-GPU cache; ledger and phase that the next batch passes, and the largest part of "
-        "its peak that grows with the batch; run_id of both traces",
-        "Nothing was run. Parts: KV, cache transients, logits, activations.",
+        "traced sessions / traced sessions of the in-GPU cache",
+        "Nothing was run: both sides are traced.",
+        where="both",
+        when="not run",
+        of_trace=True,
+    ),
+    Method(
+        "what stops the next one, traces",
+        "traced",
+        "ledger and phase that the next batch passes, and the largest part of its peak that grows with the batch; "
+        "run_id of the limit's trace and of the next batch's",
+        "Parts: KV, cache transients, logits, activations.",
         where="limits",
         when="not run",
     ),
     Method(
-        "TTFT, TPOT, tokens/s by bounds",
+        "TTFT, TPOT by bounds",
         "traced, on the hardware profile",
-        "tokens/s: sessions * output_tokens / (TTFT + (output_tokens - 1) * TPOT)",
-        "Bounds of what was not run: of the traced prefill and decode steps, under three assumptions about what "
-        "overlaps. Bytes a step are of the step that moves most, of the whole batch.",
+        "prefill bound; sum of the bounds of all decode steps / (output_tokens - 1)",
+        "Lower bounds of what was not run, for the whole batch, under three assumptions about what overlaps: ideal, "
+        "scheduled, serial. A step that was not traced counts as no more than its traced neighbours.",
+        where="both",
+        when="priced",
+    ),
+    Method(
+        "tokens/s by bounds",
+        "traced, on the hardware profile",
+        "sessions * output_tokens / (TTFT + (output_tokens - 1) * TPOT)",
+        "An upper bound, prefill included, of the same assumption's times. The ratio of two such bounds is no bound "
+        "of the ratio of what would be measured.",
+        where="both",
+        when="priced",
+    ),
+    Method(
+        "H2D a step, D2H a step, a step waits for",
+        "traced, on the hardware profile",
+        "h2d_bytes, d2h_bytes of the decode step that moves most; what its ideal bound is the time of",
+        "Bytes are of the whole batch; computing, device memory, H2D or D2H.",
         where="both",
         when="priced",
     ),

@@ -10,10 +10,11 @@ from offload_eval.analysis.probes import lengths_of
 from offload_eval.core.latency import Resource
 from offload_eval.core.limits import Lengths
 from offload_eval.core.price import BoundedPrice
+from offload_eval.core.verdict import Family
 from offload_eval.reporting.capacity_tables import length_words
 from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
 from offload_eval.reporting.markdown import Verbatim, bullets, code, render_table, section
-from offload_eval.reporting.sourced import Source
+from offload_eval.reporting.sourced import Source, plain
 from offload_eval.reporting.tables import COUNT, REAL, TEXT, typed_frame
 from offload_eval.units import format_bytes
 
@@ -24,6 +25,7 @@ PRICE_COLUMNS: Final[dict[str, str]] = {
     "attn_implementation": TEXT,
     "workload": TEXT,
     "strategy": TEXT,
+    "family": TEXT,
     "evidence": TEXT,
     "sessions": COUNT,
     "hardware": TEXT,
@@ -62,7 +64,15 @@ def render_prices(prices: Sequence[BoundedPrice]) -> str:
     groups: dict[Lengths, list[BoundedPrice]] = {}
     for price in prices:
         groups.setdefault(lengths_of(price.workload), []).append(price)
-    tables = [section(f"Bounds: {length_words(lengths)}", _table(group), level=3) for lengths, group in groups.items()]
+    tables = [
+        section(
+            f"Bounds: {length_words(lengths)}",
+            bullets([plain(line) for line in [comparison_line(group, lengths)] if line]),
+            _table(group),
+            level=3,
+        )
+        for lengths, group in groups.items()
+    ]
     assumed = list(dict.fromkeys(said for price in prices for said in price.assumptions))
     return "\n\n".join([READING, *tables, section("What the bounds assume", bullets(assumed), level=3)])
 
@@ -79,6 +89,33 @@ def price_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[str | S
         words = f"{price.strategy} at most {tokens} tokens/s, a TPOT of at least {tpot} ms ({sessions})"
         line += [f"{'; ' if number else ''}{words}", Source((price.run_id,))]
     return [*line, "."]
+
+
+def comparison_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[str | Source]:
+    """The offloading strategy of the most tokens/s beside the in-GPU cache, where all overlaps; empty without both."""
+    own = [price for price in prices if lengths_of(price.workload) == lengths]
+    best, in_gpu = _most_tokens_per_s(own, "offload"), _most_tokens_per_s(own, "in-GPU")
+    if best is None or in_gpu is None:
+        return []
+    ratio = best.ideal.tokens_per_s / in_gpu.ideal.tokens_per_s
+    return [
+        f"At the bounds, {best.strategy} gives at most {_tokens_words(best)}",
+        Source((best.run_id,)),
+        f" against {_tokens_words(in_gpu)} in-GPU",
+        Source((in_gpu.run_id,)),
+        f": {ratio:.2f}x the tokens/s for {best.sessions / in_gpu.sessions:.2f}x the sessions. "
+        "A ratio of bounds, not a bound of the ratio.",
+    ]
+
+
+def _most_tokens_per_s(prices: Sequence[BoundedPrice], family: Family) -> BoundedPrice | None:
+    own = [price for price in prices if price.family == family]
+    return max(own, key=lambda price: price.ideal.tokens_per_s, default=None)
+
+
+def _tokens_words(price: BoundedPrice) -> str:
+    tokens = show_number(price.ideal.tokens_per_s, _DIGITS)
+    return f"{tokens} tokens/s at {price.sessions:,} session{'' if price.sessions == 1 else 's'}"
 
 
 def _table(prices: Sequence[BoundedPrice]) -> str:
@@ -112,7 +149,7 @@ def _row(price: BoundedPrice) -> list[str]:
 
 
 def _frame_row(price: BoundedPrice) -> dict[str, Any]:
-    names = ("strategy", "evidence", "sessions", "hardware", "calibrated", "limited_by", "run_id")
+    names = ("strategy", "family", "evidence", "sessions", "hardware", "calibrated", "limited_by", "run_id")
     moved = ("h2d_bytes_per_step", "d2h_bytes_per_step")
     bounds = {f"{way}_{name}": getattr(getattr(price, way), name) for way in WAYS for name in _FIGURES}
     lengths = {name: getattr(price.workload, name) for name in (*_LENGTHS, "attn_implementation")}

@@ -7,7 +7,7 @@ from offload_eval.analysis.study import Study
 from offload_eval.core.verdict import Situation, Standing
 from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
-from offload_eval.reporting.price_table import price_line
+from offload_eval.reporting.price_table import comparison_line, price_line
 from offload_eval.reporting.sourced import Source, markdown, telling_characters
 from offload_eval.reporting.verdict_text import overview, situation_lines, situation_title
 
@@ -31,7 +31,7 @@ _TITLES: Final = (
     "records",
 )
 
-_TRACED_TITLES: Final = ("strategy", "evidence", "analytic sessions", "traced sessions", "records")
+_TRACED_TITLES: Final = ("strategy", "evidence", "analytic sessions", "traced sessions", "over in-GPU", "records")
 
 
 def render_verdict(study: Study) -> str:
@@ -59,15 +59,15 @@ def render_verdict(study: Study) -> str:
 
 
 def _lines(situation: Situation, study: Study) -> list[list[str | Source]]:
-    bounds = price_line(study.prices, situation.lengths)
-    return [*situation_lines(situation, study.verdict), *([bounds] if bounds else [])]
+    bounds = (each(study.prices, situation.lengths) for each in (price_line, comparison_line))
+    return [*situation_lines(situation, study.verdict), *(line for line in bounds if line)]
 
 
 def _table(situation: Situation) -> str:
     in_gpu = next((each for each in situation.standings if each.strategy == situation.in_gpu), None)
     rows = [_row(standing, in_gpu) for standing in situation.standings]
     if all(each.evidence == "traced" for each in situation.standings):  # what a run adds has no column yet
-        return render_table(*_picked(_TRACED_TITLES, rows), "llrrl")
+        return render_table(*_picked(_TRACED_TITLES, rows), "llrrrl")
     return render_table(list(_TITLES), rows, "llrrrrrrrrl")
 
 
@@ -105,8 +105,13 @@ def _sessions(standing: Standing) -> str:
 
 
 def _over(standing: Standing, in_gpu: Standing | None) -> str:
-    base = None if in_gpu is None else in_gpu.sessions
-    return f"{standing.sessions / base:.2f}x" if standing.sessions is not None and base else MISSING
+    """On one rung: of runs, or where neither ran of traces."""
+    if in_gpu is None or (standing.evidence == "traced") != (in_gpu.evidence == "traced"):
+        return MISSING
+    count, base = (
+        (standing.traced, in_gpu.traced) if standing.evidence == "traced" else (standing.sessions, in_gpu.sessions)
+    )
+    return f"{count / base:.2f}x" if count is not None and base else MISSING
 
 
 def _run_ids(standing: Standing) -> Verbatim:
