@@ -27,6 +27,7 @@ from offload_eval.analysis.compare_pairs import RunSide
 from offload_eval.analysis.compare_states import compare_limits
 from offload_eval.analysis.limits import find_limits, missing_limits
 from offload_eval.analysis.policy import policy_of
+from offload_eval.analysis.probes import lengths_of
 from offload_eval.analysis.study import Study
 from offload_eval.cli.app import app
 from offload_eval.core.capacity import CapacitySpec
@@ -34,7 +35,9 @@ from offload_eval.core.experiment import BudgetSpec, StrategySpec
 from offload_eval.core.hardware import HardwareProfile, LinkProfile, PeakFlops, SourcedValue
 from offload_eval.core.records import Conditions, RunRecord
 from offload_eval.core.trace import PhaseTrace, StepTrace, Trace
+from offload_eval.reporting.price_table import comparison_line
 from offload_eval.reporting.report import render_report
+from offload_eval.reporting.sourced import plain
 
 WITH_LIMITS = {
     "trace": True,
@@ -177,7 +180,7 @@ class TestLimitsByTraceAlone:
         assert (dynamic.evidence, dynamic.measured, dynamic.traced, dynamic.failed_at) == ("traced", None, 20, 21)
         assert (dynamic.sessions, dynamic.is_exact, dynamic.cap_bytes) == (20, True, 1_900_000)
         assert dynamic.limited_by == "device memory in prefill: activations, 100% of what grows with the batch"
-        assert dynamic.traced_run_ids == (records[0].run_id, records[1].run_id)
+        assert dynamic.limit_run_ids == dynamic.traced_run_ids == (records[0].run_id, records[1].run_id)
         assert (streamed.traced, streamed.in_gpu, streamed.gain_over_in_gpu) == (30, 20, 1.5)
         assert missing_limits(SEARCHED, [dynamic, streamed]) == 0
         assert policy_of(SEARCHED, [dynamic, streamed], records) is None
@@ -239,6 +242,28 @@ class TestLimitsByTraceAlone:
         assert "dynamic admits 20 sessions (traced)" in report
         assert "Nothing was run" in report
         assert "batches tried" not in report
+
+    def test_a_verdict_rests_on_both_traces_and_holds_traced_against_traced(self) -> None:
+        records = [
+            *(traced_probe(20, 1_840_000), traced_probe(21, 1_910_000)),
+            *(traced_probe(30, 1_890_000, STREAMED), traced_probe(31, 1_900_001, STREAMED)),
+        ]
+        study = Study(SEARCHED, records)
+        (situation,) = study.verdict.situations
+        assert [(each.traced, each.sessions) for each in situation.standings] == [(20, None), (30, None)]
+        assert situation.standings[1].session_run_ids == (records[2].run_id, records[3].run_id)
+        (row,) = [
+            line for line in render_report(study).splitlines() if line.startswith("| streamed") and "traced" in line
+        ]
+        assert [cell.strip() for cell in row.split("|")[4:6]] == ["30", "1.50x"]
+
+    def test_a_verdict_of_cells_rests_on_their_traces(self) -> None:
+        record = make_traced()
+        (situation,) = Study(make_experiment(), [record]).verdict.situations
+        (standing,) = situation.standings
+        assert (standing.evidence, standing.sessions, standing.is_searched) == ("traced", None, False)
+        assert standing.traced
+        assert standing.session_run_ids == (record.run_id,)
 
     def test_compare_names_a_search_by_trace(self) -> None:
         def side(records: list[RunRecord]) -> RunSide:
@@ -304,6 +329,21 @@ class TestBoundedPrice:
         assert price.ideal.tpot_s == pytest.approx(2.0)
         assert price.serial.tpot_s == pytest.approx(1.5 + 2.0 + 0.1)
         assert (price.limited_by, price.h2d_bytes_per_step, price.d2h_bytes_per_step) == ("h2d", 200_000, 10_000)
+
+    def test_offload_beside_the_in_gpu_cache_in_a_sentence(self) -> None:
+        """Decode: 155 steps of 1.012928 s and one of 1.032768 s, and 2 s first; streamed 156 of 2 s, and 2 s first."""
+        records = [
+            make_traced(trace=priced_trace()),
+            make_traced(STREAMED, trace=priced_trace(STREAMED, h2d_bytes=200_000)),
+        ]
+        in_gpu, streamed = bound_prices(records, CARD)
+        in_gpu_per_s, streamed_per_s = 314 / 160.036608, 314 / 314
+        line = plain(comparison_line([in_gpu, streamed], lengths_of(in_gpu.workload)))
+        assert line.startswith(
+            f"At the bounds, streamed gives at most {streamed_per_s:.2f} tokens/s at 2 sessions against "
+            f"{in_gpu_per_s:.2f} tokens/s at 2 sessions in-GPU: 0.51x the tokens/s for 1.00x the sessions."
+        )
+        assert comparison_line([streamed], lengths_of(in_gpu.workload)) == []
 
     def test_no_profile_another_rung_or_a_missing_figure_is_no_price(self) -> None:
         record = make_traced(trace=priced_trace())
