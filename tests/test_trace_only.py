@@ -337,11 +337,22 @@ class TestBoundedPrice:
             make_traced(STREAMED, trace=priced_trace(STREAMED, h2d_bytes=200_000)),
         ]
         in_gpu, streamed = bound_prices(records, CARD)
+        int4 = replace(
+            streamed,
+            strategy="streamed-int4",
+            is_lossless=False,
+            ideal=replace(streamed.ideal, tokens_per_s=3 * streamed.ideal.tokens_per_s),
+        )
         in_gpu_per_s, streamed_per_s = 314 / 160.036608, 314 / 314
         line = plain(comparison_line([in_gpu, streamed], lengths_of(in_gpu.workload)))
         assert line.startswith(
             f"At the bounds, streamed gives at most {streamed_per_s:.2f} tokens/s at 2 sessions against "
-            f"{in_gpu_per_s:.2f} tokens/s at 2 sessions in-GPU: 0.51x the tokens/s for 1.00x the sessions."
+            f"{in_gpu_per_s:.2f} tokens/s at 2 sessions in-GPU: 0.51x the tokens/s for 1.00x the sessions. "
+        )
+        line = plain(comparison_line([in_gpu, streamed, int4], lengths_of(in_gpu.workload)))
+        assert (
+            "; streamed-int4, which loses something, gives at most 3.00 tokens/s at 2 sessions: 1.53x the tokens/s"
+            in line
         )
         assert comparison_line([streamed], lengths_of(in_gpu.workload)) == []
 

@@ -76,6 +76,7 @@ def _price(record: RunRecord, trace: Trace, hardware: HardwareProfile) -> Bounde
         workload=trace.workload,
         strategy=trace.strategy.label,
         family=family_of(trace.strategy),
+        is_lossless=trace.strategy.lossless,
         hardware=hardware.name,
         calibrated=hardware.calibrated,
         h2d_bytes_per_step=moving.h2d_bytes,

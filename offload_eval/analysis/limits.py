@@ -126,10 +126,12 @@ def _by_trace(
     """The limit of a strategy that nothing was run of; None where its traces do not say it yet."""
     first = traces[0]
     cap_bytes = first.spec.budget.cap_bytes(first.model.weights_bytes)
+    found = _traced(traces, cap_bytes, capacity.most_sessions)
     limit = msgspec.structs.replace(
         _searched_limit(first, in_gpu_strategy),
         cap_bytes=cap_bytes,
-        **_traced(traces, cap_bytes, capacity.most_sessions),
+        limit_run_ids=found.get("traced_run_ids", ()),
+        **found,
     )
     if limit.traced is None:
         refused = next((record for record in traces if record.trace is None), None)
@@ -137,7 +139,6 @@ def _by_trace(
             return None
         ids = (refused.run_id,)
         return msgspec.structs.replace(limit, refusal=failure_reason(refused), traced_run_ids=ids, limit_run_ids=ids)
-    limit = msgspec.structs.replace(limit, limit_run_ids=limit.traced_run_ids)
     bound = analytic_bound(first)
     host_sessions = None if bound is None or first.spec.device == "cpu" else bound.host_sessions
     if host_sessions is not None and limit.traced > host_sessions:

@@ -31,6 +31,8 @@ class BoundedPrice(Strict, frozen=True, kw_only=True):
     strategy: str
     """Label."""
     family: Family
+    is_lossless: bool
+    """Whether its output has to equal the baseline's."""
     hardware: str
     calibrated: bool
     """Whether the profile was measured on the machine in question."""

@@ -10,7 +10,6 @@ from offload_eval.analysis.probes import lengths_of
 from offload_eval.core.latency import Resource
 from offload_eval.core.limits import Lengths
 from offload_eval.core.price import BoundedPrice
-from offload_eval.core.verdict import Family
 from offload_eval.reporting.capacity_tables import length_words
 from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
 from offload_eval.reporting.markdown import Verbatim, bullets, code, render_table, section
@@ -26,6 +25,7 @@ PRICE_COLUMNS: Final[dict[str, str]] = {
     "workload": TEXT,
     "strategy": TEXT,
     "family": TEXT,
+    "is_lossless": "boolean",
     "evidence": TEXT,
     "sessions": COUNT,
     "hardware": TEXT,
@@ -41,7 +41,8 @@ _WAITS: Final[dict[Resource, str]] = {"compute": "computing", "memory": "device 
 READING: Final = (
     "Nothing here was timed. Each cell is ideal / scheduled / serial: TTFT and TPOT are lower bounds and tokens/s "
     "upper bounds, where computing and copying overlap perfectly, as far as the strategy's own order lets them, and "
-    "not at all. No run is faster than ideal; how much slower it is, a bound does not say."
+    "not at all. On hardware with the profile's figures no run is faster than ideal; how much slower it is, a bound does "
+    "not say."
 )
 
 
@@ -92,25 +93,30 @@ def price_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[str | S
 
 
 def comparison_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[str | Source]:
-    """The offloading strategy of the most tokens/s beside the in-GPU cache, where all overlaps; empty without both."""
+    """The offloading strategy of the most tokens/s beside the in-GPU cache, where all overlaps; empty without both.
+
+    One that loses something has its own part, where it gives more than those that lose nothing.
+    """
     own = [price for price in prices if lengths_of(price.workload) == lengths]
-    best, in_gpu = _most_tokens_per_s(own, "offload"), _most_tokens_per_s(own, "in-GPU")
+    in_gpu = _most_tokens_per_s([price for price in own if price.family == "in-GPU"])
+    offloads = [price for price in own if price.family == "offload"]
+    lossless = _most_tokens_per_s([price for price in offloads if price.is_lossless])
+    best = _most_tokens_per_s(offloads)
     if best is None or in_gpu is None:
         return []
-    ratio = best.ideal.tokens_per_s / in_gpu.ideal.tokens_per_s
-    return [
-        f"At the bounds, {best.strategy} gives at most {_tokens_words(best)}",
-        Source((best.run_id,)),
-        f" against {_tokens_words(in_gpu)} in-GPU",
-        Source((in_gpu.run_id,)),
-        f": {ratio:.2f}x the tokens/s for {best.sessions / in_gpu.sessions:.2f}x the sessions. "
-        "A ratio of bounds, not a bound of the ratio.",
-    ]
+    line: list[str | Source] = ["At the bounds, "]
+    for number, price in enumerate(dict.fromkeys(each for each in (lossless, best) if each is not None)):
+        line += ["; " if number else "", f"{price.strategy}{'' if price.is_lossless else ', which loses something,'} "]
+        line += [f"gives at most {_tokens_words(price)}", Source((price.run_id,))]
+        if not number:
+            line += [f" against {_tokens_words(in_gpu)} in-GPU", Source((in_gpu.run_id,))]
+        tokens_ratio = price.ideal.tokens_per_s / in_gpu.ideal.tokens_per_s
+        line.append(f": {tokens_ratio:.2f}x the tokens/s for {price.sessions / in_gpu.sessions:.2f}x the sessions")
+    return [*line, ". Ratios of bounds are no bounds of what a run's ratio would be."]
 
 
-def _most_tokens_per_s(prices: Sequence[BoundedPrice], family: Family) -> BoundedPrice | None:
-    own = [price for price in prices if price.family == family]
-    return max(own, key=lambda price: price.ideal.tokens_per_s, default=None)
+def _most_tokens_per_s(prices: Sequence[BoundedPrice]) -> BoundedPrice | None:
+    return max(prices, key=lambda price: price.ideal.tokens_per_s, default=None)
 
 
 def _tokens_words(price: BoundedPrice) -> str:
@@ -149,7 +155,17 @@ def _row(price: BoundedPrice) -> list[str]:
 
 
 def _frame_row(price: BoundedPrice) -> dict[str, Any]:
-    names = ("strategy", "family", "evidence", "sessions", "hardware", "calibrated", "limited_by", "run_id")
+    names = (
+        "strategy",
+        "family",
+        "is_lossless",
+        "evidence",
+        "sessions",
+        "hardware",
+        "calibrated",
+        "limited_by",
+        "run_id",
+    )
     moved = ("h2d_bytes_per_step", "d2h_bytes_per_step")
     bounds = {f"{way}_{name}": getattr(getattr(price, way), name) for way in WAYS for name in _FIGURES}
     lengths = {name: getattr(price.workload, name) for name in (*_LENGTHS, "attn_implementation")}

@@ -154,4 +154,5 @@ def _closing(study: Study) -> str:
         for level in ("error", "warning", "note")
         if (count := severities.count(level))
     ]
-    return f"Times, peaks and transfers: {rungs}. Findings in the report: {', '.join(counts) or 'none'}."
+    what = "Times, peaks and transfers" if study.has_runs else "Peaks and transfers"
+    return f"{what}: {rungs}. Findings in the report: {', '.join(counts) or 'none'}."
