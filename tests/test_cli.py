@@ -163,12 +163,14 @@ class TestRun:
         seen: dict[str, Any] = {}
         replace_command(monkeypatch, "run", lambda **options: seen.update(options) or 0)
         arguments = ["demo.yaml", "--out", "runs/a", "--resume", "--dry-run", "--set", "a.b=1", "--set", "c=2"]
-        assert invoke(command, *arguments, "--device", "cpu", "--json", "--allow-mismatch").exit_code == 0
+        flags = ("--json", "--allow-mismatch", "--trace-only")
+        assert invoke(command, *arguments, "--device", "cpu", *flags).exit_code == 0
         assert seen == {
             "experiment": Path("demo.yaml"),
             "out": Path("runs/a"),
             "resume": True,
             "dry_run": True,
+            "trace_only": True,
             "overrides": ["a.b=1", "c=2"],
             "device": "cpu",
             "json_output": True,
@@ -181,7 +183,9 @@ class TestRun:
         replace_command(monkeypatch, "run", lambda **options: seen.update(options) or 0)
         assert invoke("run", "demo.yaml").exit_code == 0
         absent = {"out": None, "overrides": [], "device": None}
-        absent |= dict.fromkeys(("resume", "dry_run", "json_output", "allow_mismatch", "limits_alone"), False)
+        absent |= dict.fromkeys(
+            ("resume", "dry_run", "trace_only", "json_output", "allow_mismatch", "limits_alone"), False
+        )
         assert seen == {"experiment": Path("demo.yaml"), **absent}
 
 

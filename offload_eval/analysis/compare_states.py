@@ -15,8 +15,10 @@ from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.records import RunRecord
 
 MEASURED: Final = "searched"
+TRACED: Final = "traced"
 REFUSED: Final = "refused"
-"""States of a limit: a search that came to a number, 0 included, and one that could not be made."""
+"""States of a limit: a search that came to a number, 0 included, the same by traces alone, and one that could not be
+made."""
 LIMIT_METRICS: Final = (
     ValueMetric("limit_sessions", "limit, as it ran", "sessions", lambda _: None, lower_is_better=False),
     ValueMetric("limit_traced_sessions", "limit by trace", "sessions", lambda _: None, lower_is_better=False),
@@ -88,7 +90,7 @@ def compare_limits(baseline: RunSide, candidate: RunSide) -> tuple[list[Change],
 
 
 def _limit_state(old: CapacityLimit | None, new: CapacityLimit | None) -> Change | None:
-    states = [None if each is None else REFUSED if each.measured is None else MEASURED for each in (old, new)]
+    states = [None if each is None else _search_state(each) for each in (old, new)]
     limit = old or new
     if limit is None or states[0] == states[1]:
         return None
@@ -107,6 +109,12 @@ def _limit_state(old: CapacityLimit | None, new: CapacityLimit | None) -> Change
         baseline_run_id=_run_id(old),
         candidate_run_id=_run_id(new),
     )
+
+
+def _search_state(limit: CapacityLimit) -> str:
+    if limit.sessions is None:
+        return REFUSED
+    return TRACED if limit.evidence == "traced" else MEASURED
 
 
 def _limit_figures(old: CapacityLimit, new: CapacityLimit) -> Sequence[Change]:
@@ -136,4 +144,5 @@ def _lengths(limit: CapacityLimit) -> str:
 
 
 def _run_id(limit: CapacityLimit | None) -> str | None:
-    return limit.run_ids[-1] if limit is not None and limit.run_ids else None
+    run_ids = () if limit is None else limit.run_ids or limit.traced_run_ids
+    return run_ids[-1] if run_ids else None

@@ -14,6 +14,8 @@ LIMIT_PACKAGES: Final = ("accelerate", "flash-attn", "hqq", "optimum-quanto", "t
 """Recorded packages whose code a limit depends on. The others read, write or draw what is measured."""
 _BACKEND_OF_PACKAGE: Final = {"versions.hqq": "hqq", "versions.optimum-quanto": "quanto"}
 """Packages that nothing but one quantizer backend uses."""
+_TRACED_PACKAGES: Final = ("torch", "transformers", OWN_PACKAGE)
+"""Those whose code every trace follows."""
 _LOCATION_FIELDS: Final = ("source", "config", "trust_remote_code")
 """Of a model: where it lies decides nothing, its own fingerprint says what it is."""
 
@@ -34,6 +36,19 @@ def make_fingerprint(machine: Machine, facts: ModelFacts, model: ModelSpec, devi
         allocator_config=None if is_emulated else machine.allocator_config,
         versions={name: machine.versions[name] for name in LIMIT_PACKAGES if name in machine.versions}
         | {OWN_PACKAGE: __version__},
+    )
+
+
+def traced_fingerprint(fingerprint: Fingerprint, strategy: StrategySpec) -> Fingerprint:
+    """What of it a trace depends on: code and model, and neither the machine nor which build of torch it has."""
+    backend = strategy.backend if isinstance(strategy, QuantizedSpec) else None
+    packages = (*_TRACED_PACKAGES, *(name for name, of in _BACKEND_OF_PACKAGE.items() if of == backend))
+    names = {name.removeprefix("versions.") for name in packages}
+    return Fingerprint(
+        model=fingerprint.model,
+        model_fingerprint=fingerprint.model_fingerprint,
+        device=fingerprint.device,
+        versions={name: each.partition("+")[0] for name, each in fingerprint.versions.items() if name in names},
     )
 
 

@@ -87,7 +87,7 @@ def _entries(run: KeptRun) -> Iterator[_Entry]:
         yield _entry(run.path, record, figures, workload=spec.workload.label, work=_unnamed(spec.workload))
     for key, limit in limits.items():
         if key not in seen:
-            record, label = by_id[limit.run_ids[0]], limit.lengths.label
+            record, label = by_id[(limit.run_ids or limit.traced_run_ids)[0]], limit.lengths.label
             yield _entry(run.path, record, limit_figures(limit), workload=label, work=label)
 
 

@@ -1,7 +1,7 @@
 """What a capacity search concludes, from its records alone."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -47,14 +47,17 @@ def find_limits(experiment: Experiment, records: Sequence[RunRecord]) -> tuple[C
         records: Of its probes and their traces, and of anything else; see `current_probes`.
 
     Returns:
-        By lengths, in the order they were searched, the in-GPU cache first.
+        By lengths, in the order they were searched, the in-GPU cache first. Where nothing was run, the limit is the
+        traced one.
     """
     probes = current_probes(experiment, records)
     asked = experiment.capacity or CapacitySpec()
     in_gpu_strategy = experiment.in_gpu_strategy
-    limits = [
-        _limit(group, asked, in_gpu_strategy) for group in strategies_of(probes).values() if any(map(_is_run, group))
+    found = [
+        _limit(group, asked, in_gpu_strategy) if any(map(_is_run, group)) else _by_trace(group, asked, in_gpu_strategy)
+        for group in strategies_of(probes).values()
     ]
+    limits = [limit for limit in found if limit is not None]
     order = list(dict.fromkeys(limit.lengths for limit in limits))
     ordered = sorted(limits, key=lambda limit: order.index(limit.lengths))
     in_gpu = {limit.lengths: limit for limit in limits if limit.is_in_gpu}
@@ -71,8 +74,9 @@ def has_failed_search(experiment: Experiment, records: Sequence[RunRecord]) -> b
 
 
 def missing_limits(experiment: Experiment, limits: Sequence[CapacityLimit]) -> int:
-    """How many limits a search has not come to yet."""
-    found = {(limit.lengths, limit.label) for limit in limits}
+    """How many limits a search has not come to yet; where any was run, those that were only traced are among them."""
+    ran = [limit for limit in limits if limit.evidence != "traced"]
+    found = {(limit.lengths, limit.label) for limit in ran or limits}
     lengths = {lengths_of(workload) for workload in expand_workloads(experiment)}
     return sum((each, strategy.label) not in found for each in lengths for strategy in experiment.strategies)
 
@@ -87,24 +91,88 @@ def _limit(group: Sequence[RunRecord], capacity: CapacitySpec, in_gpu_strategy: 
     searched = [record for record in runs if record.spec.role in SEARCHED]
     first = (searched or runs)[0]
     bound = analytic_bound(first)
-    limit = CapacityLimit(
-        lengths=lengths_of(first.spec.workload),
-        strategy=first.spec.strategy,
-        kind=first.spec.strategy.kind,
-        label=first.spec.strategy.label,
-        is_in_gpu=first.spec.strategy == in_gpu_strategy,
-        evidence=first.evidence,
-        cap_bytes=next((cap for record in runs if (cap := record.conditions.cap_bytes) is not None), None),
-        analytic=None if bound is None else bound.sessions,
-        analytic_ledger=None if bound is None else bound.limiting_ledger,
+    cap_bytes = next((cap for record in runs if (cap := record.conditions.cap_bytes) is not None), None)
+    limit = msgspec.structs.replace(
+        _searched_limit(first, in_gpu_strategy),
+        cap_bytes=cap_bytes,
         probes=len({_batch(record) for record in searched if record.status != "unsupported"}),
         run_ids=tuple(record.run_id for record in runs),
+        **_traced(traces, cap_bytes, capacity.most_sessions),
     )
-    limit = msgspec.structs.replace(limit, traced=_traced_limit(traces, limit.cap_bytes, capacity.most_sessions))
     if (refusal := _refusal(searched)) is not None:
         return msgspec.structs.replace(limit, refusal=refusal)
     measured = _with_measured(limit, runs, traces, capacity)
     return measured if bound is None else _within_host(measured, bound)
+
+
+def _searched_limit(record: RunRecord, in_gpu_strategy: StrategySpec | None) -> CapacityLimit:
+    """What a limit is of, and its sessions by arithmetic."""
+    bound, strategy = analytic_bound(record), record.spec.strategy
+    return CapacityLimit(
+        lengths=lengths_of(record.spec.workload),
+        strategy=strategy,
+        kind=strategy.kind,
+        label=strategy.label,
+        is_in_gpu=strategy == in_gpu_strategy,
+        evidence=record.evidence,
+        analytic=None if bound is None else bound.sessions,
+        analytic_ledger=None if bound is None else bound.limiting_ledger,
+    )
+
+
+def _by_trace(
+    traces: Sequence[RunRecord], capacity: CapacitySpec, in_gpu_strategy: StrategySpec | None
+) -> CapacityLimit | None:
+    """The limit of a strategy that nothing was run of; None where its traces do not say it yet."""
+    first = traces[0]
+    cap_bytes = first.spec.budget.cap_bytes(first.model.weights_bytes)
+    found = _traced(traces, cap_bytes, capacity.most_sessions)
+    limit = msgspec.structs.replace(
+        _searched_limit(first, in_gpu_strategy),
+        cap_bytes=cap_bytes,
+        limit_run_ids=found.get("traced_run_ids", ()),
+        **found,
+    )
+    if limit.traced is None:
+        refused = next((record for record in traces if record.trace is None), None)
+        if refused is None:
+            return None
+        ids = (refused.run_id,)
+        return msgspec.structs.replace(limit, refusal=failure_reason(refused), traced_run_ids=ids, limit_run_ids=ids)
+    bound = analytic_bound(first)
+    host_sessions = None if bound is None or first.spec.device == "cpu" else bound.host_sessions
+    if host_sessions is not None and limit.traced > host_sessions:
+        return _within_pinned(limit, traces, host_sessions)
+    following = next((record for record in traces if _batch(record) == limit.traced + 1), None)
+    if following is None or limit.traced == capacity.most_sessions:
+        return limit
+    return msgspec.structs.replace(limit, failed_at=_batch(following), **_limiting_trace(following, cap_bytes))
+
+
+def _within_pinned(limit: CapacityLimit, traces: Sequence[RunRecord], host_sessions: int) -> CapacityLimit:
+    """A trace counts host bytes as they are asked for, and an enforced budget as the pinned allocator takes them."""
+    run_ids = {_batch(record): record.run_id for record in traces}
+    following = host_sessions + 1
+    ids = tuple(run_ids[batch] for batch in (host_sessions, following) if batch in run_ids)
+    return msgspec.structs.replace(
+        limit,
+        traced=host_sessions,
+        traced_run_ids=ids,
+        limit_run_ids=ids,
+        failed_at=following,
+        limiting_ledger="host",
+        limited_by="host memory, by arithmetic: a pinned allocator rounds each buffer up to a power of two",
+    )
+
+
+def _limiting_trace(record: RunRecord, cap_bytes: int) -> dict[str, Any]:
+    """What a traced batch passes first, the device's cap or the host's budget, and its largest part."""
+    trace = record.trace
+    assert trace is not None, "a limit has the trace of the next batch"
+    if traced_peak_bytes(trace) <= cap_bytes:
+        return {"limiting_ledger": "host", "limited_by": "host memory"}
+    phase: Phase = "prefill" if trace.prefill.peak_device_bytes >= trace.decode_peak_device_bytes else "decode"
+    return _limiting_device(record, trace.weights_bytes, cap_bytes, phase)
 
 
 def _refusal(searched: Sequence[RunRecord]) -> str | None:
@@ -113,11 +181,11 @@ def _refusal(searched: Sequence[RunRecord]) -> str | None:
     return failure_reason(ended[0]) if ended else None
 
 
-def _traced_limit(traces: Sequence[RunRecord], cap_bytes: int | None, most_sessions: int) -> int | None:
-    """The largest traced batch that fits both ledgers, up to the largest that was asked for.
+def _traced(traces: Sequence[RunRecord], cap_bytes: int | None, most_sessions: int) -> dict[str, Any]:
+    """The largest traced batch that fits both ledgers, up to the largest that was asked for, and its traces.
 
     Returns:
-        None unless the next larger batch was traced as well, or may not be tried.
+        Nothing unless the next larger batch was traced as well, or may not be tried.
     """
     batches = {
         _batch(record): traced_peak_bytes(record.trace) <= cap_bytes and _fits_host(record)
@@ -126,7 +194,11 @@ def _traced_limit(traces: Sequence[RunRecord], cap_bytes: int | None, most_sessi
     }
     fitting = max((batch for batch, fits in batches.items() if fits), default=0)
     # A trace that was lost leaves a gap, in which the limit may lie anywhere.
-    return fitting if fitting == most_sessions or fitting + 1 in batches else None
+    if fitting != most_sessions and fitting + 1 not in batches:
+        return {}
+    run_ids = {_batch(record): record.run_id for record in traces}
+    ids = tuple(run_ids[batch] for batch in (fitting, fitting + 1) if batch in batches)
+    return {"traced": fitting, "traced_run_ids": ids}
 
 
 def _fits_host(record: RunRecord) -> bool:
@@ -208,26 +280,30 @@ def _under_objectives(
     return {"under_slo": tried[max(kept)] if kept else None, "slo_failed_at": first_over}
 
 
-def _limiting(failing: RunRecord, traces: Sequence[RunRecord]) -> dict[str, object]:
+def _limiting(failing: RunRecord, traces: Sequence[RunRecord]) -> dict[str, Any]:
     """What the smallest batch that failed ran out of, and in its trace the largest part that grows with the batch."""
     ledger, cap_bytes = exhausted(failing), failing.conditions.cap_bytes
-    weights_bytes = failing.conditions.baseline_bytes or failing.model.weights_bytes
-    if ledger == "device" and cap_bytes is not None and weights_bytes >= cap_bytes:
-        words = f"the weights alone: {format_bytes(weights_bytes)} of {format_bytes(cap_bytes)}"
-        return {"limiting_ledger": ledger, "limiting_part": "weights", "limited_by": words}
     phase = None if failing.failure is None else failing.failure.phase
-    traced = min(traces, key=lambda record: abs(_batch(record) - _batch(failing)), default=None)
-    memory = None if traced is None or ledger != "device" else _phase_memory([traced], phase)
-    part, share = _largest_part(memory)
+    if ledger == "device":
+        weights_bytes = failing.conditions.baseline_bytes or failing.model.weights_bytes
+        traced = min(traces, key=lambda record: abs(_batch(record) - _batch(failing)), default=None)
+        return _limiting_device(traced, weights_bytes, cap_bytes, phase)
     said = ledger if ledger == "time" else f"{ledger} memory"
     where = f"{said} in {phase}" if phase else str(said)
+    return {"limiting_ledger": ledger, "limiting_phase": phase, "limited_by": where}
+
+
+def _limiting_device(
+    traced: RunRecord | None, weights_bytes: int, cap_bytes: int | None, phase: Phase | None
+) -> dict[str, Any]:
+    """The device's cap, and in a trace the largest part that grows with the batch."""
+    if cap_bytes is not None and weights_bytes >= cap_bytes:
+        words = f"the weights alone: {format_bytes(weights_bytes)} of {format_bytes(cap_bytes)}"
+        return {"limiting_ledger": "device", "limiting_part": "weights", "limited_by": words}
+    part, share = _largest_part(None if traced is None else _phase_memory([traced], phase))
+    where = f"device memory in {phase}" if phase else "device memory"
     words = where if part is None else f"{where}: {part}, {share:.0%} of what grows with the batch"
-    return {
-        "limiting_ledger": ledger,
-        "limiting_phase": phase,
-        "limiting_part": part,
-        "limited_by": words,
-    }
+    return {"limiting_ledger": "device", "limiting_phase": phase, "limiting_part": part, "limited_by": words}
 
 
 def _phase_memory(records: Sequence[RunRecord], phase: Phase | None) -> PhaseMemory | None:
@@ -246,12 +322,17 @@ def _largest_part(memory: PhaseMemory | None) -> tuple[str | None, float]:
 
 
 def _beside_in_gpu(limit: CapacityLimit, in_gpu: CapacityLimit | None, probes: Sequence[RunRecord]) -> CapacityLimit:
-    if in_gpu is None or in_gpu.measured is None or not in_gpu.is_exact:
+    if in_gpu is None or in_gpu.sessions is None or not in_gpu.is_exact or not _same_rung(limit, in_gpu):
         return limit
     own = _timed([record for record in probes if record.run_id in limit.run_ids])
     return msgspec.structs.replace(
         limit,
-        in_gpu=in_gpu.measured,
+        in_gpu=in_gpu.sessions,
         in_gpu_at_limit=in_gpu.at_limit,
-        at_in_gpu_limit=own.get(in_gpu.measured),
+        at_in_gpu_limit=own.get(in_gpu.sessions),
     )
+
+
+def _same_rung(limit: CapacityLimit, in_gpu: CapacityLimit) -> bool:
+    """Whether both were run, or both only traced: a ratio is of one rung."""
+    return (limit.evidence == "traced") == (in_gpu.evidence == "traced")

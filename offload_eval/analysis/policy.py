@@ -38,6 +38,7 @@ def build_policy(
         fingerprint: What the limits hold for.
         created_at_utc: ISO 8601.
     """
+    limits = [limit for limit in limits if limit.evidence != "traced"]  # a policy admits what ran
     valid = [record for record in records if record.evidence != "traced" and _is_of(record, fingerprint)]
     cap_bytes = max(each.cap_bytes or 0 for each in limits)
     strategies = tuple(_strategy(as_searched(each), limits, valid, cap_bytes) for each in experiment.strategies)

@@ -7,7 +7,7 @@ import msgspec
 
 from offload_eval.analysis.capacity import worst_peak_bytes
 from offload_eval.analysis.cells import probe_records
-from offload_eval.analysis.fingerprint import make_fingerprint
+from offload_eval.analysis.fingerprint import make_fingerprint, traced_fingerprint
 from offload_eval.analysis.statistics import summarize_throughput, summarize_tpot, summarize_ttft
 from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import Experiment, Workload, as_searched
@@ -31,10 +31,10 @@ def current_probes(experiment: Experiment, records: Sequence[RunRecord]) -> list
     """Probes and their traces that belong together: of the search that the experiment asks for, and of one machine.
 
     A directory may hold others, where a run went on with another budget, model, version or machine. Those that were
-    made as the last one was are kept.
+    made as the last one was are kept. A trace may be of another machine: it depends on code and model alone.
     """
     asked = [record for record in probe_records(records) if _is_asked(experiment, record)]
-    last = max((each for each in asked if each.evidence != "traced"), key=_started, default=None)
+    last = max(asked, key=lambda each: (each.evidence != "traced", _started(each)), default=None)
     return [] if last is None else [record for record in asked if _made_as(last, record)]
 
 
@@ -56,7 +56,11 @@ def _started(record: RunRecord) -> str:
 
 
 def _made_as(last: RunRecord, record: RunRecord) -> bool:
-    return _fingerprint(record) == _fingerprint(last)
+    ours, theirs = _fingerprint(record), _fingerprint(last)
+    if "traced" in (record.evidence, last.evidence):
+        strategy = record.spec.strategy
+        return traced_fingerprint(ours, strategy) == traced_fingerprint(theirs, strategy)
+    return ours == theirs
 
 
 def _fingerprint(record: RunRecord) -> Fingerprint:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from functools import cached_property
 
-from offload_eval.analysis.cells import cell_records
+from offload_eval.analysis.bounded_price import bound_prices, traced_alone
+from offload_eval.analysis.cells import cell_records, latest_traces
 from offload_eval.analysis.findings import find
 from offload_eval.analysis.grid import Cell, experiment_cells, in_order, recorded
 from offload_eval.analysis.limits import find_limits, missing_limits
@@ -14,6 +15,7 @@ from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Finding
 from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.policy import AdmissionPolicy
+from offload_eval.core.price import BoundedPrice
 from offload_eval.core.records import RunRecord
 from offload_eval.core.verdict import Verdict
 
@@ -56,6 +58,16 @@ class Study:
         return recorded(self.grid)
 
     @cached_property
+    def traces_alone(self) -> tuple[RunRecord, ...]:
+        """The cells' traces where no cell was run; empty where one was."""
+        return () if self.runs else latest_traces(self.of_cells)
+
+    @cached_property
+    def has_runs(self) -> bool:
+        """Whether anything was run: a study may be of traces alone."""
+        return any(record.evidence != "traced" for record in self.records)
+
+    @cached_property
     def limits(self) -> tuple[CapacityLimit, ...]:
         """What the capacity search concluded; empty where there was none."""
         return find_limits(self.experiment, self.records)
@@ -64,6 +76,11 @@ class Study:
     def num_missing_limits(self) -> int:
         """How many limits the search has not come to yet."""
         return missing_limits(self.experiment, self.limits)
+
+    @cached_property
+    def prices(self) -> tuple[BoundedPrice, ...]:
+        """Bounds of what was traced and not run; empty without a hardware profile that states enough."""
+        return bound_prices(traced_alone(self.records, self.limits), self.hardware)
 
     @cached_property
     def policy(self) -> AdmissionPolicy | None:

@@ -182,13 +182,17 @@ def _of_cells(runs: Sequence[RunRecord], traces: Sequence[RunRecord]) -> dict[st
     by_trace = None if traced is None else admitted_by_trace(traced)
     return {
         "evidence": "traced" if largest is None and traced is not None and not runs else _evidence(runs),
-        "refusal": "" if largest is not None or not runs else _reason(runs[0]),
+        "refusal": "" if largest is not None else _reason((*runs, *traces)[0]) if runs or traced is None else "",
         "analytic": None if bound is None else bound.sessions,
         "traced": None if by_trace is None else by_trace.sessions,
         "sessions": None if admitted is None else admitted.sessions,
         "ledger": None if admitted is None else admitted.ledger,
-        "session_run_ids": () if largest is None or admitted is None else (largest.run_id,),
+        "session_run_ids": _session_run_ids(largest if admitted is not None else None if runs else traced),
     }
+
+
+def _session_run_ids(record: RunRecord | None) -> tuple[str, ...]:
+    return () if record is None else (record.run_id,)
 
 
 def _evidence(runs: Sequence[RunRecord]) -> Evidence | None:
@@ -253,8 +257,8 @@ def _by_sessions(standing: Standing, *, ran: bool, has_objectives: bool) -> _Sco
     if has_objectives and standing.num_timed:
         batch = standing.largest
         return None if batch is None else _Score(standing, batch.sessions, (batch.run_id,))
-    count, run_ids = (standing.sessions, standing.session_run_ids) if ran else (standing.traced, ())
-    return _Score(standing, count, run_ids) if count else None
+    count = standing.sessions if ran else standing.traced
+    return _Score(standing, count, standing.session_run_ids) if count else None
 
 
 def _by_throughput(standing: Standing) -> _Score | None:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from offload_eval.bounds.cached_layers import workload_lengths
 from offload_eval.bounds.link_time import (
     COPIES_ON_THE_COMPUTE_STREAM,
@@ -24,7 +26,7 @@ from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.latency import LatencyBounds, PhaseLatency, Resource, TimeBound
 from offload_eval.core.records import Phase
 from offload_eval.core.shape import ModelShape
-from offload_eval.core.trace import PhaseTrace, Trace
+from offload_eval.core.trace import PhaseTrace, StepTrace, Trace
 
 NO_CACHE_TRAFFIC: Final = "ideal leaves out reading the cache, whose layout the arithmetic does not know."
 WINDOWS_LEFT_OUT: Final = (
@@ -98,6 +100,26 @@ def bound_latency(trace: Trace, shape: ModelShape | None, hardware: HardwareProf
             *_link_assumptions(hardware, kind),
         ),
     )
+
+
+def bound_step(
+    trace: Trace, step: StepTrace, shape: ModelShape | None, hardware: HardwareProfile, dtype: str
+) -> PhaseLatency:
+    """Bounds one traced decode step, at the cache that it reads; `bound_latency` has the one that moves most.
+
+    Args:
+        trace: As for `bound_latency`.
+        step: One of its steps.
+        shape: As for `bound_latency`.
+        hardware: The device and its link.
+        dtype: dtype of the model.
+
+    Raises:
+        InputError: The profile lacks a figure that is needed.
+    """
+    until = msgspec.structs.replace(trace.workload, output_tokens=step.step + 1)
+    alone = msgspec.structs.replace(trace, steps=(step,), workload=until)
+    return bound_latency(alone, shape, hardware, dtype).tpot
 
 
 def _phase_work(phase: PhaseTrace, cache_bytes: int, has_windows: bool, kind: str) -> PhaseWork:

@@ -22,6 +22,10 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run i
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Show the cells and their analytic bounds; measure nothing.")
 ]
+TraceOnlyOption = Annotated[
+    bool,
+    typer.Option("--trace-only", help="Measure nothing: keep arithmetic and traces, also for a device not here."),
+]
 DeviceOption = Annotated[DeviceChoice | None, typer.Option(help="Replace the file's device.", show_default=False)]
 SetOption = Annotated[
     list[str] | None,
@@ -82,6 +86,7 @@ def run(
     out: OutOption = None,
     resume: ResumeOption = False,
     dry_run: DryRunOption = False,
+    trace_only: TraceOnlyOption = False,
     overrides: SetOption = None,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -97,6 +102,7 @@ def capacity(
     out: OutOption = None,
     resume: ResumeOption = False,
     dry_run: DryRunOption = False,
+    trace_only: TraceOnlyOption = False,
     overrides: SetOption = None,
     device: DeviceOption = None,
     json_output: JsonOption = False,

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offload_eval.analysis.limits import has_failed_search
+from offload_eval.analysis.probes import current_probes
 from offload_eval.bounds.strategy_bound import cell_bound
 from offload_eval.cli.console import print_json, progress_console, result_console
 from offload_eval.cli.progress import open_progress
@@ -19,6 +20,7 @@ from offload_eval.core.experiment import BudgetSpec, Experiment, StreamedSpec
 from offload_eval.core.factors import lengths_alone
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.judgement import Bound
+from offload_eval.core.records import RunRecord, record_id
 from offload_eval.core.run_spec import RunSpec, content_hash
 from offload_eval.errors import ExitCode, InputError
 from offload_eval.execution.capacity_session import CapacitySession, searched_workloads
@@ -45,13 +47,16 @@ def run_command(
     device: str | None,
     json_output: bool,
     allow_mismatch: bool,
+    trace_only: bool = False,
     limits_alone: bool = False,
 ) -> int:
     """Runs an experiment file and writes its report. With `limits_alone`, as `capacity` does, no cells are run.
 
+    With `trace_only` nothing is run at all: the traces that a run begins with are kept, and a run resumes after them.
+
     Returns:
-        0 when every cell has its answer (`ok`, `oom` or `unsupported`) and every limit was searched; 1 when one failed
-        or timed out.
+        0 when every cell has its answer (`ok`, `oom` or `unsupported`) and every limit was searched; 1 when one, or
+        with `trace_only` a trace, failed or timed out.
 
     Raises:
         InputError: The file, an option or the run directory is wrong; nothing was run.
@@ -64,9 +69,11 @@ def run_command(
     if limits_alone and asked.capacity is None:
         asked = msgspec.structs.replace(asked, capacity=CapacitySpec())
     asked = lengths_alone(asked) if limits_alone else asked
+    if trace_only and not asked.trace:
+        raise InputError(f"{experiment}: trace: false leaves --trace-only nothing to do; allowed: trace: true")
     hardware = _hardware(asked, experiment)
     try:
-        checked = preflight(asked, _PREFLIGHT_TIMEOUT_S)
+        checked = preflight(asked, _PREFLIGHT_TIMEOUT_S, trace_only=trace_only)
     except InputError as error:
         raise InputError(f"{experiment}: {error}") from error
     cells = expand_cells(asked, checked)
@@ -84,13 +91,16 @@ def run_command(
         if hardware is not None:
             directory.keep_hardware(hardware)
         try:
-            _run(asked, checked, directory, cells)
+            (_trace if trace_only else _run)(asked, checked, directory, cells)
         except KeyboardInterrupt:
-            command = _resume_command("capacity" if limits_alone else "run", experiment, overrides, device, path)
+            words = ["capacity" if limits_alone else "run", str(experiment), *(["--trace-only"] if trace_only else [])]
+            command = _resume_command(words, overrides, device, path)
             progress_console().out(f"interrupted; finished cells are kept: continue with {command}", highlight=False)
             raise
         records, kept_hardware = directory.records(), directory.hardware
     show_report(path, asked, records, kept_hardware, json_output=json_output)
+    if trace_only:
+        return ExitCode.FELL_SHORT if _has_failed_trace(asked, cells, records) else ExitCode.DONE
     wanted = {content_hash(spec) for spec in cells}
     fell_short = any(record.status in _FELL_SHORT for record in records if record.run_id in wanted)
     return ExitCode.FELL_SHORT if fell_short or has_failed_search(asked, records) else ExitCode.DONE
@@ -117,9 +127,28 @@ def _run(experiment: Experiment, checked: Preflight, directory: RunDirectory, ce
             CapacitySession(experiment, checked, directory, progress).run()
 
 
-def _resume_command(command: str, experiment: Path, overrides: list[str], device: str | None, path: Path) -> str:
+def _trace(experiment: Experiment, checked: Preflight, directory: RunDirectory, cells: list[RunSpec]) -> None:
+    """As `_run`, up to where something would be measured."""
+    finished = directory.finished_run_ids()
+    num_cells = sum(record_id(spec, "traced") not in finished for spec in cells)
+    with open_progress(progress_console(), num_cells) as progress:
+        if cells:
+            Session(experiment, checked, directory, progress).trace(cells)
+        if experiment.capacity is not None:
+            progress.expect(len(searched_workloads(experiment)) * len(experiment.strategies))
+            CapacitySession(experiment, checked, directory, progress).trace()
+
+
+def _has_failed_trace(experiment: Experiment, cells: list[RunSpec], records: list[RunRecord]) -> bool:
+    """Whether a trace failed or timed out; one that cannot be made has its answer."""
+    wanted = {record_id(spec, "traced") for spec in cells}
+    wanted |= {record.run_id for record in current_probes(experiment, records) if record.evidence == "traced"}
+    return any(record.status in _FELL_SHORT for record in records if record.run_id in wanted)
+
+
+def _resume_command(command: list[str], overrides: list[str], device: str | None, path: Path) -> str:
     """What continues this very run: an override left out would make it another experiment."""
-    words = ["offload-eval", command, str(experiment), "--resume", "--out", str(path)]
+    words = ["offload-eval", *command, "--resume", "--out", str(path)]
     words += [word for override in overrides for word in ("--set", override)]
     return shlex.join([*words, *(["--device", device] if device else [])])
 

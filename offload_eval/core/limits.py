@@ -54,9 +54,9 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     is_in_gpu: bool = False
     """Whether this is the in-GPU cache that the others are held against."""
     evidence: Evidence
-    """Rung of `measured`: emulated on a CPU."""
+    """Rung of the limit: emulated on a CPU; traced where nothing was run, and `measured` is None."""
     cap_bytes: int | None = None
-    """What the device tier was held to: the budget less runtime and reserve."""
+    """What the device tier was held to, of a traced limit what it has: the budget less runtime and reserve."""
     analytic: int | None = None
     """Sessions by arithmetic, of the smaller ledger; None where it refuses the model."""
     analytic_ledger: Ledger | None = None
@@ -66,7 +66,7 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     measured: int | None = None
     """The largest batch that ran to its end; 0: not even one session; None: the search could not be made."""
     failed_at: int | None = None
-    """The smallest batch that did not; None: none failed."""
+    """The smallest batch that did not, of a traced limit the one whose peaks do not fit; None: none failed."""
     refusal: str | None = None
     """Why there is no measured limit."""
     probes: int = 0
@@ -83,7 +83,8 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     difference: str = ""
     """What lies between the traced and the measured limit, in words; empty where they agree."""
     in_gpu: int | None = None
-    """The limit of the in-GPU cache at the same lengths, as it ran; None where it is not known to the session."""
+    """The limit of the in-GPU cache at the same lengths, on the same rung; None where it is not known to the
+    session."""
     at_limit: TimedBatch | None = None
     at_in_gpu_limit: TimedBatch | None = None
     """This strategy at the limit of the in-GPU cache, where it can run that batch."""
@@ -96,14 +97,23 @@ class CapacityLimit(Strict, frozen=True, kw_only=True):
     run_ids: tuple[str, ...] = ()
     """Of every probe, in the order they ran."""
     limit_run_ids: tuple[str, ...] = ()
-    """Those of them that the limit rests on: its own runs, and those of the batch that failed."""
+    """Those of them that the limit rests on: its own runs, and those of the batch that failed. Of a traced limit, its
+    traces: `traced_run_ids`."""
+    traced_run_ids: tuple[str, ...] = ()
+    """Of the traces that `traced` rests on: of that batch, where there is one, and of the next. Of a limit that a
+    trace refuses, of that trace."""
+
+    @property
+    def sessions(self) -> int | None:
+        """The limit on its own rung: as it ran, or by trace where nothing was run."""
+        return self.traced if self.evidence == "traced" else self.measured
 
     @property
     def gain_over_in_gpu(self) -> float | None:
         """Sessions over those of the in-GPU cache, the least of a range; None where one of them is not known."""
-        return self.measured / self.in_gpu if self.measured is not None and self.in_gpu else None
+        return self.sessions / self.in_gpu if self.sessions is not None and self.in_gpu else None
 
     @property
     def is_exact(self) -> bool:
-        """Whether the next larger batch was seen to fail."""
-        return self.measured is not None and self.failed_at == self.measured + 1
+        """Whether the next larger batch was seen to fail, or by trace not to fit."""
+        return self.sessions is not None and self.failed_at == self.sessions + 1

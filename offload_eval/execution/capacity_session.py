@@ -49,14 +49,30 @@ class CapacitySession:
 
     def run(self) -> None:
         """Searches strategy by strategy, the in-GPU cache first: the others are timed at its limits too."""
-        with CellTracer(self._experiment.model, self._directory.logs_dir / TRACE_LOG) as tracer:
-            probes = Probes(self._experiment, self._preflight, self._directory, self._observer, tracer)
+        with self._tracer() as tracer:
+            probes = self._probes(tracer)
             try:
                 for strategy in searched_strategies(self._experiment):
                     self._search_strategy(probes, strategy)
                     probes.end_strategy()
             finally:
                 probes.end_strategy()
+
+    def trace(self) -> None:
+        """Searches by traces alone, and runs nothing; `run` begins with the same traces, and does not repeat them."""
+        with self._tracer() as tracer:
+            probes = self._probes(tracer)
+            for strategy in searched_strategies(self._experiment):
+                for workload in searched_workloads(self._experiment):
+                    searched = self._searched(workload, strategy)
+                    self._limit_search(probes, searched).trace(self._bound(searched))
+                    self._observer.limit_found()
+
+    def _tracer(self) -> CellTracer:
+        return CellTracer(self._experiment.model, self._directory.logs_dir / TRACE_LOG)
+
+    def _probes(self, tracer: CellTracer) -> Probes:
+        return Probes(self._experiment, self._preflight, self._directory, self._observer, tracer)
 
     def _search_strategy(self, probes: Probes, strategy: StrategySpec) -> None:
         combinations = [self._searched(workload, strategy) for workload in searched_workloads(self._experiment)]
@@ -77,11 +93,13 @@ class CapacitySession:
         return strategy == self._experiment.in_gpu_strategy
 
     def _find_limit(self, probes: Probes, searched: Searched) -> int | None:
-        weights_bytes = self._preflight.model.weights_bytes
-        search = LimitSearch(probes, searched, self._capacity, self._experiment.budget, weights_bytes)
-        limit = search.run(self._bound(searched), with_trace=self._experiment.trace)
+        limit = self._limit_search(probes, searched).run(self._bound(searched), with_trace=self._experiment.trace)
         self._observer.limit_found()
         return limit
+
+    def _limit_search(self, probes: Probes, searched: Searched) -> LimitSearch:
+        weights_bytes = self._preflight.model.weights_bytes
+        return LimitSearch(probes, searched, self._capacity, self._experiment.budget, weights_bytes)
 
     def _searched(self, workload: Workload, strategy: StrategySpec) -> Searched:
         asked = self._experiment.baseline_strategy

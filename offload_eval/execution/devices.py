@@ -9,13 +9,19 @@ from offload_eval.errors import UnableError
 from offload_eval.instruments.device import Device
 
 
-def resolve_device(asked: str) -> DeviceName:
+def resolve_device(asked: str, *, trace_only: bool = False) -> DeviceName:
     """Chooses the device: `auto` takes CUDA where there is one.
+
+    Args:
+        asked: auto, cuda or cpu.
+        trace_only: The device is followed and not used: CUDA need not be there.
 
     Raises:
         UnableError: CUDA was asked for and this torch sees none.
     """
     has_cuda = torch.cuda.is_available()
+    if asked == "cuda" and trace_only:
+        return "cuda"
     if asked == "cuda" and not has_cuda:
         raise UnableError(
             f"device cuda: torch {torch.__version__} sees no CUDA or ROCm device; see `offload-eval doctor`, or use "

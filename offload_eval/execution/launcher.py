@@ -107,14 +107,19 @@ class WorkerProcess:
             kill_descendants(self._process.pid)
 
 
-def preflight(experiment: Experiment, timeout_s: float) -> Preflight:
+def preflight(experiment: Experiment, timeout_s: float, *, trace_only: bool = False) -> Preflight:
     """Checks an experiment in a process of its own.
+
+    Args:
+        experiment: What is asked.
+        timeout_s: When the check is given up.
+        trace_only: Nothing will be run.
 
     Raises:
         OffloadEvalError: What the check refused, as it was raised there.
         UnableError: The process died or hung.
     """
-    answer = _ask_once(preflight_main, (experiment, None), "the experiment", timeout_s)
+    answer = _ask_once(preflight_main, (experiment, trace_only, None), "the experiment", timeout_s)
     assert isinstance(answer, Preflight)
     return answer
 

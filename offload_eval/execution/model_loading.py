@@ -95,11 +95,15 @@ def build_traceable(spec: ModelSpec, config: Any) -> Any:
     Raises:
         InputError: transformers has no such model for the config, or not with this attention.
     """
-    attention = traceable_attention(spec.attn_implementation)
     is_causal = type(config) in AutoModelForCausalLM._model_mapping
     reads_images = not is_causal and type(config) in AutoModelForImageTextToText._model_mapping
     loader = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-    return build_without_data(msgspec.structs.replace(spec, attn_implementation=attention), config, loader).eval()
+    return build_without_data(as_traceable(spec), config, loader).eval()
+
+
+def as_traceable(spec: ModelSpec) -> ModelSpec:
+    """The same model with an attention that can be built without the package that computes it."""
+    return msgspec.structs.replace(spec, attn_implementation=traceable_attention(spec.attn_implementation))
 
 
 def build_without_data(spec: ModelSpec, config: Any, loader: Any = AutoModelForCausalLM) -> Any:

@@ -9,36 +9,43 @@ from offload_eval.errors import InputError, UnableError
 from offload_eval.execution.attention import TraceableModels, attention_refusal
 from offload_eval.execution.devices import accelerator_uuid, resolve_device
 from offload_eval.execution.messages import Preflight, Surroundings
-from offload_eval.execution.model_loading import load_config, read_model_facts
+from offload_eval.execution.model_loading import as_traceable, load_config, read_model_facts
 from offload_eval.execution.prompts import prepare_prompts
 from offload_eval.instruments.environment import read_machine
 from offload_eval.strategies.registry import load_strategy
 from offload_eval.tracing.residency import resolve_auto
+from offload_eval.tracing.trace import strategy_refusal
 
 
-def run_preflight(experiment: Experiment) -> Preflight:
+def run_preflight(experiment: Experiment, *, trace_only: bool = False) -> Preflight:
     """Resolves the device and checks model, prompts and strategies.
+
+    Args:
+        experiment: What is asked.
+        trace_only: Nothing will be run: neither the device need be there nor what only a run imports.
 
     Raises:
         InputError: The model, a text or a length is wrong.
         UnableError: The device asked for is not there.
     """
-    device = resolve_device(experiment.device)
+    device = resolve_device(experiment.device, trace_only=trace_only)
     config = load_config(experiment.model)
     if getattr(config, "quantization_config", None) is not None and experiment.budget.weights_bytes is None:
         raise InputError(
             f"model {experiment.model.location}: its weights are quantized, and their bytes cannot be counted before "
             "they are loaded; state budget.weights_bytes"
         )
-    machine = read_machine(with_accelerator=device == "cuda", accelerator_uuid=accelerator_uuid(device))
+    has_accelerator = device == "cuda" and not (trace_only and resolve_device("auto") == "cpu")
+    uuid = accelerator_uuid(device) if has_accelerator else None
+    machine = read_machine(with_accelerator=has_accelerator, accelerator_uuid=uuid)
     _check_card(experiment, machine)
     threads = experiment.cpu.compute_threads
     if threads is not None and threads > machine.cpu_cores:
         raise InputError(
             f"cpu.compute_threads: {threads}; allowed: 1 to {machine.cpu_cores}, the cores of this process"
         )
-    model = read_model_facts(experiment.model, config)
-    refusals = _refusals(experiment, device, config)
+    model = read_model_facts(as_traceable(experiment.model) if trace_only else experiment.model, config)
+    refusals = (_trace_refusals if trace_only else _refusals)(experiment, device, config)
     prompts = prepare_prompts(experiment, model)
     autos = _resolve_autos(experiment, device, refusals)
     return Preflight(
@@ -116,3 +123,12 @@ def _refusals(experiment: Experiment, device: DeviceName, config: Any) -> dict[t
             refusal = attentions[attention] or load_strategy(strategy).refusal(device, config, workload)
             refusals[workload.label, strategy.label] = refusal
     return refusals
+
+
+def _trace_refusals(experiment: Experiment, device: DeviceName, config: Any) -> dict[_Cell, str | None]:
+    """Why a cell cannot be traced, as far as its strategy says; an attention is refused by the trace itself."""
+    return {
+        (workload.label, strategy.label): strategy_refusal(strategy, workload, config, device)
+        for workload in expand_workloads(experiment)
+        for strategy in experiment.strategies
+    }

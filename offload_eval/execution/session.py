@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -74,7 +74,8 @@ class Session:
         self._write_prompts(missing)
         self._require_disk(missing)
         if self._experiment.trace:
-            self._trace(cells, records)
+            for _ in self._traces(cells, records):
+                pass
         try:
             self._restore_references(missing)
             for _, strategy_cells in groupby(cells, key=lambda spec: spec.strategy.label):
@@ -88,13 +89,21 @@ class Session:
             for spec in _one_a_reference(cells):
                 self._runner.files(spec).drop_logits()
 
-    def _trace(self, cells: Sequence[RunSpec], records: Mapping[str, RunRecord]) -> None:
+    def trace(self, cells: Sequence[RunSpec]) -> None:
+        """Traces the cells that are not traced yet, and runs none; their records are those that `run` begins with."""
+        for spec, record in self._traces(cells, {record.run_id: record for record in self._directory.records()}):
+            self._observer.cell_started(spec)
+            self._observer.cell_finished(record)
+
+    def _traces(
+        self, cells: Sequence[RunSpec], records: Mapping[str, RunRecord]
+    ) -> Iterator[tuple[RunSpec, RunRecord]]:
         """Traces come first: they are cheap, and what is killed later has them already."""
         missing = [spec for spec in cells if not is_finished(records.get(record_id(spec, "traced")))]
         with CellTracer(self._experiment.model, self._directory.logs_dir / TRACE_LOG) as tracer:
             for index, spec in enumerate(missing):
                 self._observer.trace_started(spec, index, len(missing))
-                self._runner.keep(spec, tracer.trace(spec), "traced")
+                yield spec, self._runner.keep(spec, tracer.trace(spec), "traced")
 
     def _must_run(self, spec: RunSpec, records: Mapping[str, RunRecord]) -> bool:
         """A cell that ran without the baseline's tokens runs again once there are some."""

@@ -31,13 +31,13 @@ from offload_eval.execution.messages import (
 _PR_SET_PDEATHSIG = 1
 
 
-def preflight_main(connection: Connection, experiment: Experiment, log_path: Path | None) -> None:
+def preflight_main(connection: Connection, experiment: Experiment, trace_only: bool, log_path: Path | None) -> None:
     """Body of the process that checks an experiment; sends a Preflight or a Refused."""
     become_worker(log_path)
     from offload_eval.execution.preflight import run_preflight
 
     try:
-        connection.send(run_preflight(experiment))
+        connection.send(run_preflight(experiment, trace_only=trace_only))
     except OffloadEvalError as error:
         connection.send(Refused(error))
     except Exception as error:  # upstream's refusals come in every type; the user needs its words, not its frames

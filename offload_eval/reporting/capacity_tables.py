@@ -8,7 +8,7 @@ import pandas as pd
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.limits import CapacityLimit, Lengths, TimedBatch
 from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number, show_share
-from offload_eval.reporting.markdown import bullets, render_table, section
+from offload_eval.reporting.markdown import Verbatim, bullets, code, render_table, section
 from offload_eval.reporting.tables import COUNT, REAL, TEXT, typed_frame
 from offload_eval.units import format_bytes
 
@@ -42,8 +42,12 @@ LIMIT_COLUMNS: Final[dict[str, str]] = {
 }
 READING: Final = (
     "Lengths are prompt + output tokens. Sessions are one batch: all of the same lengths, prefilled together. More "
-    "sessions are not more throughput: the "
-    "second table has both strategies' price at their own limits and at the same batch."
+    "sessions are not more throughput"
+)
+_TIMED: Final = ": the second table has both strategies' price at their own limits and at the same batch."
+_ONLY_TRACED: Final = (
+    ". Nothing was run: the limits are the largest batches whose traced peaks fit. What an allocator rounds up and "
+    "fragments comes on top, so that a card admits rather fewer."
 )
 
 
@@ -60,9 +64,20 @@ def render_limits(limits: Sequence[CapacityLimit], capacity: CapacitySpec) -> st
         )
         for lengths, group in by_lengths(limits).items()
     ]
+    more = _TIMED if any(limit.at_limit for limit in limits) else _ONLY_TRACED if are_traced(limits) else "."
     return "\n\n".join(
-        [READING, *blocks, section("How limits were found", bullets(_method(limits, capacity)), level=3)]
+        [READING + more, *blocks, section("How limits were found", bullets(_method(limits, capacity)), level=3)]
     )
+
+
+def are_traced(limits: Sequence[CapacityLimit]) -> bool:
+    """Whether nothing was run: all limits are of traces."""
+    return all(limit.evidence == "traced" for limit in limits)
+
+
+def rung_run(limits: Sequence[CapacityLimit]) -> str:
+    """The rung of those that ran; traced where none did."""
+    return next((limit.evidence for limit in limits if limit.evidence != "traced"), "traced")
 
 
 def by_lengths(limits: Sequence[CapacityLimit]) -> dict[Lengths, list[CapacityLimit]]:
@@ -109,14 +124,15 @@ def limit_sentences(group: Sequence[CapacityLimit]) -> list[str]:
 
 
 def _sentence(limit: CapacityLimit) -> str:
-    if limit.measured is None:
+    if limit.sessions is None:
         return f"{limit.label} has no limit: {limit.refusal or 'it was not searched'}."
-    said = [f"{limit.label} admits {show_measured(limit)} sessions ({limit.evidence})"]
+    said = [f"{limit.label} admits {show_sessions(limit)} sessions ({limit.evidence})"]
     if limit.analytic is not None:
         said.append(f"where the arithmetic says {show_analytic(limit)}")
     if limit.gain_over_in_gpu is not None and not limit.is_in_gpu:
         said.append(f"{show_gain(limit)} of the in-GPU cache")
-    text = ", ".join(said) + (f"; the next one runs out of {limit.limited_by}" if limit.limited_by else "")
+    runs_out = "does not fit" if limit.evidence == "traced" else "runs out of"
+    text = ", ".join(said) + (f"; the next one {runs_out} {limit.limited_by}" if limit.limited_by else "")
     return f"{text}.{_throughput(limit)}"
 
 
@@ -161,18 +177,28 @@ def show_under_objectives(limit: CapacityLimit) -> str:
 
 
 def show_measured(limit: CapacityLimit) -> str:
-    """The limit, or the range that it was narrowed down to."""
-    if limit.measured is None:
+    """The limit as it ran, or the range that it was narrowed down to."""
+    return MISSING if limit.measured is None else show_sessions(limit)
+
+
+def show_sessions(limit: CapacityLimit) -> str:
+    """The limit on its own rung, or the range that it was narrowed down to."""
+    if limit.sessions is None:
         return MISSING
     if limit.is_exact:
-        return f"{limit.measured:,}"
+        return f"{limit.sessions:,}"
     if limit.failed_at is None:
-        return f"{limit.measured:,} or more"
-    return f"{limit.measured:,} to {limit.failed_at - 1:,}"
+        return f"{limit.sessions:,} or more"
+    return f"{limit.sessions:,} to {limit.failed_at - 1:,}"
 
 
 def _tables(group: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str]:
-    rung = group[0].evidence
+    notes = [f"{limit.label}: {limit.difference}." for limit in group if limit.difference]
+    if are_traced(group):
+        titles = ["strategy", "analytic", "traced", "over in-GPU", "what stops the next one", "traces"]
+        rows = [_traced_row(limit) for limit in group]
+        return [render_table(titles, rows, "lrrrll"), bullets(notes)]
+    rung = rung_run(group)
     titles = [
         "strategy",
         "analytic",
@@ -188,8 +214,19 @@ def _tables(group: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str]
     tables = [render_table(titles, rows, "lrrrrlrrl")]
     if any(limit.at_limit for limit in group):
         tables.append(render_table(*_price(group, capacity)))
-    notes = [f"{limit.label}: {limit.difference}." for limit in group if limit.difference]
     return [*tables, bullets(notes)]
+
+
+def _traced_row(limit: CapacityLimit) -> list[str]:
+    """Of a limit that nothing was run of, with the traces of it and of the next batch."""
+    return [
+        limit.label,
+        show_analytic(limit),
+        show_sessions(limit),
+        show_gain(limit),
+        limit.refusal or limit.limited_by or MISSING,
+        Verbatim(", ".join(map(code, limit.traced_run_ids)) or MISSING),
+    ]
 
 
 def _limit_row(limit: CapacityLimit) -> list[str]:
@@ -234,6 +271,16 @@ def _figures(timed: TimedBatch | None) -> list[str]:
 
 def _method(limits: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str]:
     caps = ", ".join(dict.fromkeys(format_bytes(limit.cap_bytes) for limit in limits if limit.cap_bytes))
+    if are_traced(limits):
+        return [
+            f"The device has {caps or 'the budget'}: the budget less runtime and reserve. A trace follows one "
+            "full-length generate() of the real code on tensors without data, and counts every byte that lives.",
+            f"Traced: the largest batch of 1 to {capacity.most_sessions:,} whose peaks fit the device and, where the "
+            "budget states host memory, whose cache fits that; it was traced, and so was the next one. On CUDA no "
+            "more than the host's arithmetic admits: it counts each buffer as a pinned allocator rounds it, up to a "
+            "power of two, which a trace does not see.",
+            "Analytic: (budget - weights - runtime - reserve) // KV bytes of a session, an upper bound.",
+        ]
     lines = [
         f"The device tier was held to {caps or 'the budget'}: the budget less runtime and reserve. A probe is one "
         "full-length generate() of a fresh batch under that cap; its sessions generate freely, and their prompts are "
@@ -244,7 +291,7 @@ def _method(limits: Sequence[CapacityLimit], capacity: CapacitySpec) -> list[str
         "Analytic: (budget - weights - runtime - reserve) // KV bytes of a session, an upper bound. Traced: the "
         "largest batch whose peaks fit, by the real code on tensors without data.",
     ]
-    if limits and limits[0].evidence == "emulated":
+    if rung_run(limits) == "emulated":
         lines.append(
             "Emulated: the cap is a ledger over this CPU's tensors, exact to the byte; the times are this CPU's."
         )

@@ -18,7 +18,7 @@ GLOSSARY: Final = "Glossary: every column, its rung and its formula"
 
 def render_method(study: Study) -> str:
     """How every number came about: the passes of cells, then each column with its rung and formula."""
-    passes = bullets(_passes(study.experiment, study.of_cells)) if has_cells(study) else ""
+    passes = bullets(_passes(study.experiment, study.of_cells)) if has_cells(study) and not study.traces_alone else ""
     return "\n\n".join(block for block in (passes, section(GLOSSARY, _columns(study), level=3)) if block)
 
 
@@ -37,6 +37,7 @@ def _columns(study: Study) -> str:
     runs = [record for record in (*study.runs, *probe_records(study.records)) if record.evidence != "traced"]
     rungs = ", ".join(dict.fromkeys(record.evidence for record in runs)) or "none yet"
     shown = {"both", *(["cells"] if has_cells(study) else []), *(["limits"] if study.limits else [])}
+    holds = {"always": True, "not run": not runs, "priced": bool(study.prices)}
     is_traced = any(record.evidence == "traced" for record in study.records)
     rows = [
         [
@@ -46,6 +47,8 @@ def _columns(study: Study) -> str:
         ]
         for each in METHODS
         if each.where in shown
+        and holds[each.when]
+        and (RUN not in each.rung or runs or not is_traced)
         and (study.experiment.measurement.fidelity or not each.of_fidelity)
         and (is_traced or not each.of_trace)
     ]
@@ -131,6 +134,8 @@ def render_reproduction(records: Sequence[RunRecord], *, limits_alone: bool = Fa
     commits = dict.fromkeys(record.machine.git_commit for record in records if record.machine.git_commit)
     at = bullets([Verbatim(f"Code at commit {code(commit)}.") for commit in commits])
     command, what = ("capacity", "limits") if limits_alone else ("run", "cells")
+    if records and all(record.evidence == "traced" for record in records):
+        command += " --trace-only"
     commands = (
         f"# In this directory: the same {what} again, into a new one\n"
         f"offload-eval {command} experiment.yaml --out again\n"

@@ -21,6 +21,8 @@ class Method(NamedTuple):
     """Whether the column exists only where something was traced."""
     where: Literal["cells", "limits", "both"] = "cells"
     """Whether the column exists only with cells, only with a capacity search, or with either."""
+    when: Literal["always", "not run", "priced"] = "always"
+    """Whether the column exists only where nothing was run, or only where a price was bounded."""
 
 
 _HOST_LEDGER: Final = (
@@ -63,6 +65,50 @@ METHODS: Final = (
         "largest batch with max(prefill, decode peak_device_bytes) <= cap and kv_host_peak_bytes <= host_bytes",
         "The next batch was traced too, and does not fit.",
         where="limits",
+    ),
+    Method(
+        "over in-GPU",
+        "traced",
+        "traced sessions / traced sessions of the in-GPU cache",
+        "Nothing was run: both sides are traced.",
+        where="both",
+        when="not run",
+        of_trace=True,
+    ),
+    Method(
+        "what stops the next one, traces",
+        "traced",
+        "ledger and phase that the next batch passes, and the largest part of its peak that grows with the batch; "
+        "run_id of the limit's trace and of the next batch's",
+        "Parts: KV, cache transients, logits, activations.",
+        where="limits",
+        when="not run",
+    ),
+    Method(
+        "TTFT, TPOT by bounds",
+        "traced, on the hardware profile",
+        "prefill bound; sum of the bounds of all decode steps / (output_tokens - 1)",
+        "Lower bounds of what was not run, for the whole batch, under three assumptions about what overlaps: ideal, "
+        "scheduled, serial. A step that was not traced counts as no more than its traced neighbours.",
+        where="both",
+        when="priced",
+    ),
+    Method(
+        "tokens/s by bounds",
+        "traced, on the hardware profile",
+        "sessions * output_tokens / (TTFT + (output_tokens - 1) * TPOT)",
+        "An upper bound, prefill included, of the same assumption's times. The ratio of two such bounds is no bound "
+        "of the ratio of what would be measured.",
+        where="both",
+        when="priced",
+    ),
+    Method(
+        "H2D a step, D2H a step, a step waits for",
+        "traced, on the hardware profile",
+        "h2d_bytes, d2h_bytes of the decode step that moves most; what its ideal bound is the time of",
+        "Bytes are of the whole batch; computing, device memory, H2D or D2H.",
+        where="both",
+        when="priced",
     ),
     Method(
         RUN,

@@ -21,6 +21,7 @@ from offload_eval.reporting.html_page import render_html
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.memory_tables import render_memory
 from offload_eval.reporting.method import has_cells, render_evidence, render_method, render_reproduction
+from offload_eval.reporting.price_table import price_title, render_prices
 from offload_eval.reporting.recovery_table import render_recoveries
 from offload_eval.reporting.report_frames import TABLES, report_frames
 from offload_eval.reporting.report_json import report_json
@@ -33,6 +34,7 @@ from offload_eval.reporting.strategy_tables import (
     render_strategy_tables,
 )
 from offload_eval.reporting.table_text import csv_text
+from offload_eval.reporting.traces_table import TRACES, render_kept_traces
 from offload_eval.reporting.transfer_tables import render_transfers
 from offload_eval.reporting.verdict_section import render_verdict
 from offload_eval.reporting.warmup_table import render_warmups
@@ -61,6 +63,7 @@ def render_report(study: Study) -> str:
     of_cells = [record for record in study.of_cells if record.spec.workload.label in shown]
     everything = study.of_cells or sorted(study.records, key=lambda record: record.evidence == "traced")
     of_cells_too = has_cells(study)
+    says_more = of_cells_too and not study.traces_alone
     recoveries = render_recoveries(study.ordered)
     findings = section("Findings", _findings(study))
     cells = [cell for cell in study.grid if cell.workload in shown]
@@ -68,18 +71,20 @@ def render_report(study: Study) -> str:
         section(study.experiment.name, paragraph(study.experiment.question), render_evidence(everything), level=1),
         section(
             "Verdict",
-            _budget(study.experiment, has_cells=of_cells_too),
+            _budget(study.experiment, has_cells=of_cells_too, has_runs=study.has_runs or not study.records),
             render_verdict(study),
-            *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if of_cells_too else []),
+            *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if says_more else []),
         ),
         *_capacity_sections(study),
+        *([section(price_title(study.prices), render_prices(study.prices))] if study.prices else []),
         *([section(RECOVERY_TITLE, recoveries)] if recoveries else []),
         *(_cell_sections(study, of_cells, cells, findings) if of_cells_too else [findings]),
         *_settings(study),
         section("Method", render_method(study)),
         section("Machine, versions and model", _machines(everything) or NOTHING),
         section("How to reproduce", render_reproduction(everything, limits_alone=not of_cells_too)),
-        *([section("Cells", _cells(cells))] if of_cells_too else []),
+        *([section("Cells", _cells(cells))] if says_more else []),
+        *([section(TRACES, render_kept_traces(study.traces_alone))] if study.traces_alone else []),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -128,6 +133,9 @@ def _settings(study: Study) -> list[str]:
 
 def _cell_sections(study: Study, of_cells: Sequence[RunRecord], cells: Sequence[Cell], findings: str) -> list[str]:
     """What the cells say, with what speaks against it before the details."""
+    if study.traces_alone:
+        card, memory = render_analytic_card(study.traces_alone), render_memory(of_cells) or NOTHING
+        return [section("Analytic card", bullets(_left_out(study)), card), section(MEMORY, memory), findings]
     runs = recorded(cells)
     warmups = render_warmups(runs)
     return [
@@ -173,15 +181,17 @@ def _model_name(model: ModelSpec) -> str:
     return path.name if path.is_absolute() else model.location
 
 
-def _budget(experiment: Experiment, *, has_cells: bool) -> str:
+def _budget(experiment: Experiment, *, has_cells: bool, has_runs: bool = True) -> str:
     budget, model = experiment.budget, experiment.model
+    enforced = "enforced during the run." if budget.enforce or not has_cells else "not enforced during the run."
+    enforced = enforced if has_runs else "nothing was run."
     weights = "counted from the model" if budget.weights_bytes is None else format_bytes(budget.weights_bytes)
     parts = [
         f"Model {code(_model_name(model))} in {model.dtype}, {model.weights} weights. ",
         f"Budget: {format_bytes(budget.device_bytes)} of device memory; weights {weights}, ",
         f"runtime {format_bytes(budget.runtime_bytes)}, reserve {format_bytes(budget.reserve_bytes)}; ",
         "" if budget.host_bytes is None else f"{format_bytes(budget.host_bytes)} of host memory for the cache; ",
-        "enforced during the run." if budget.enforce or not has_cells else "not enforced during the run.",
+        enforced,
     ]
     return "".join(parts)
 
@@ -213,7 +223,9 @@ def _model_rows(record: RunRecord) -> list[list[str]]:
         ["weights", format_bytes(model.weights_bytes)],
         ["attention", spec.model.attn_implementation],
     ]
-    if spec.device == "cpu":
+    if record.evidence == "traced":
+        rows.append(["device that the traces follow", spec.device])
+    elif spec.device == "cpu":
         pace = spec.cpu.link_bytes_per_s
         rows.append(["emulated link", "as fast as memory copies" if pace is None else f"{format_bytes(pace)}/s"])
         rows.append(["compute threads", show_count(record.conditions.compute_threads)])

@@ -10,6 +10,7 @@ from offload_eval.reporting.calibration_table import calibration_frame
 from offload_eval.reporting.capacity_tables import limits_frame
 from offload_eval.reporting.detail_tables import fidelity_frame, host_frame
 from offload_eval.reporting.memory_tables import memory_frame
+from offload_eval.reporting.price_table import price_frame
 from offload_eval.reporting.recovery_table import recovery_frame
 from offload_eval.reporting.tables import analytic_frame, strategy_frame, trials_frame
 from offload_eval.reporting.transfer_tables import transfer_frame
@@ -18,11 +19,12 @@ TABLES: Final[Mapping[str, Callable[[Study], pd.DataFrame | None]]] = {
     "strategies": lambda study: strategy_frame(study.of_cells),
     "fidelity": lambda study: fidelity_frame(study.runs),
     "host": lambda study: host_frame(study.runs),
-    "analytic": lambda study: analytic_frame(study.runs),
+    "analytic": lambda study: analytic_frame(study.runs or study.traces_alone),
     "memory": lambda study: memory_frame(study.of_cells),
     "transfers": lambda study: transfer_frame(study.of_cells, study.hardware),
     "trials": lambda study: trials_frame(study.runs),
     "limits": lambda study: limits_frame(study.limits),
+    "prices": lambda study: price_frame(study.prices),
     "calibration": lambda study: None if study.policy is None else calibration_frame(study.policy),
     "recovery": lambda study: recovery_frame(study.ordered),
 }

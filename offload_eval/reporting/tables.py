@@ -118,8 +118,12 @@ TRIAL_COLUMNS: Final[dict[str, str]] = {
 
 
 def analytic_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """The analytic card: one row a cell, whether or not it ran; NA throughout where the arithmetic refuses."""
-    return typed_frame((_analytic_row(record) for record in latest_records(records)), ANALYTIC_COLUMNS)
+    """The analytic card: one row a cell, whether or not it ran; NA throughout where the arithmetic refuses.
+
+    Of traces alone, a row each.
+    """
+    cells = latest_records(records) or latest_traces(records)
+    return typed_frame((_analytic_row(record) for record in cells), ANALYTIC_COLUMNS)
 
 
 def strategy_frame(records: Sequence[RunRecord]) -> pd.DataFrame:

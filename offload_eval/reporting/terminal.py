@@ -15,11 +15,14 @@ from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.limits import CapacityLimit
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.capacity_tables import (
+    are_traced,
     by_lengths,
     length_words,
+    rung_run,
     show_analytic,
     show_gain,
     show_measured,
+    show_sessions,
     show_under_objectives,
 )
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_ms, show_number
@@ -76,14 +79,16 @@ def _limits_table(limits: Sequence[CapacityLimit], *, has_objectives: bool) -> T
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("limits, in sessions", overflow="fold", max_width=_LENGTHS_WIDTH)
     under = ("under\nSLO",) if has_objectives else ()
-    rungs = ("analytic", "traced", limits[0].evidence)
-    for title in (*rungs, "over\nin-GPU", *under, "TPOT\n(ms)", "tokens\n/s"):
+    rungs = ("analytic", "traced") if are_traced(limits) else ("analytic", "traced", rung_run(limits))
+    times = () if are_traced(limits) else (*under, "TPOT\n(ms)", "tokens\n/s")
+    for title in (*rungs, "over\nin-GPU", *times):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("stops at", overflow="fold", max_width=_STOP_WIDTH)
     for lengths, group in by_lengths(limits).items():
         table.add_row(Text(length_words(lengths), style="bold"))
         for limit in group:
             cells = _limit_cells(limit, has_objectives=has_objectives)
+            cells = cells[:3] + cells[4:5] + cells[-1:] if are_traced(limits) else cells
             table.add_row(*(Text(one_line(cell)) for cell in cells))
     return table
 
@@ -94,7 +99,7 @@ def _limit_cells(limit: CapacityLimit, *, has_objectives: bool) -> list[str]:
     return [
         limit.label,
         show_analytic(limit),
-        show_count(limit.traced),
+        show_sessions(limit) if limit.evidence == "traced" else show_count(limit.traced),
         show_measured(limit),
         show_gain(limit).replace("at least ", ">="),
         *([show_under_objectives(limit)] if has_objectives else []),
@@ -149,4 +154,5 @@ def _closing(study: Study) -> str:
         for level in ("error", "warning", "note")
         if (count := severities.count(level))
     ]
-    return f"Times, peaks and transfers: {rungs}. Findings in the report: {', '.join(counts) or 'none'}."
+    what = "Times, peaks and transfers" if study.has_runs else "Peaks and transfers"
+    return f"{what}: {rungs}. Findings in the report: {', '.join(counts) or 'none'}."

@@ -1,13 +1,13 @@
 """The verdict at the top of a report: its sentences, each number with its records, and one table at each length."""
 
-from collections.abc import Sequence
 from typing import Final
 
 from offload_eval.analysis.study import Study
 from offload_eval.core.verdict import Situation, Standing
 from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
-from offload_eval.reporting.sourced import markdown, telling_characters
+from offload_eval.reporting.price_table import comparison_line, price_line
+from offload_eval.reporting.sourced import Part, markdown, telling_characters
 from offload_eval.reporting.verdict_text import overview, situation_lines, situation_title
 
 MOST_SITUATIONS: Final = 12
@@ -29,6 +29,7 @@ _TITLES: Final = (
     "mean KL (nats)",
     "records",
 )
+_EVIDENCE: Final = 1
 
 
 def render_verdict(study: Study) -> str:
@@ -44,7 +45,7 @@ def render_verdict(study: Study) -> str:
         *(
             section(
                 situation_title(situation),
-                bullets([markdown(line, characters) for line in situation_lines(situation, verdict)]),
+                bullets([markdown(line, characters) for line in _lines(situation, study)]),
                 _table(situation),
                 level=3,
             )
@@ -55,18 +56,25 @@ def render_verdict(study: Study) -> str:
     return "\n\n".join(block for block in blocks if block)
 
 
+def _lines(situation: Situation, study: Study) -> list[list[Part]]:
+    bounds = (each(study.prices, situation.lengths) for each in (price_line, comparison_line))
+    return [*situation_lines(situation, study.verdict), *(line for line in bounds if line)]
+
+
 def _table(situation: Situation) -> str:
-    """One row a strategy; their rungs where there are several, the sentence above names a single one."""
+    """One row a strategy, of what is known of any; their rungs where there are several, else a sentence names it."""
     in_gpu = next((each for each in situation.standings if each.strategy == situation.in_gpu), None)
     rows = [_row(standing, in_gpu) for standing in situation.standings]
-    titles, align = list(_TITLES), list("llrrrrrrrrl")
-    if len({standing.evidence for standing in situation.standings}) == 1:
-        titles, rows, align = _without_rung(titles), [_without_rung(row) for row in rows], _without_rung(align)
-    return render_table(titles, rows, "".join(align))
-
-
-def _without_rung(cells: Sequence[str]) -> list[str]:
-    return [*cells[:1], *cells[2:]]
+    columns = list(zip(*rows, strict=True))
+    places = [place for place, column in enumerate(columns) if set(column) != {MISSING}]
+    if len(set(columns[_EVIDENCE])) == 1:
+        places = [place for place in places if place != _EVIDENCE]
+    align = "llrrrrrrrrl"
+    return render_table(
+        [_TITLES[place] for place in places],
+        [[row[place] for place in places] for row in rows],
+        "".join(align[place] for place in places),
+    )
 
 
 def _row(standing: Standing, in_gpu: Standing | None) -> list[str]:
@@ -98,8 +106,13 @@ def _sessions(standing: Standing) -> str:
 
 
 def _over(standing: Standing, in_gpu: Standing | None) -> str:
-    base = None if in_gpu is None else in_gpu.sessions
-    return f"{standing.sessions / base:.2f}x" if standing.sessions is not None and base else MISSING
+    """On one rung: of runs, or where neither ran of traces."""
+    if in_gpu is None or (standing.evidence == "traced") != (in_gpu.evidence == "traced"):
+        return MISSING
+    count, base = (
+        (standing.traced, in_gpu.traced) if standing.evidence == "traced" else (standing.sessions, in_gpu.sessions)
+    )
+    return f"{count / base:.2f}x" if count is not None and base else MISSING
 
 
 def _run_ids(standing: Standing) -> Verbatim:

@@ -75,10 +75,7 @@ def trace_strategy(
         UnableError: The strategy refuses the model or the workload, or an operator needs data (UntraceableError).
     """
     tracing = _Tracing(model, strategy, workload, device)
-    # A quantizer runs without data where it runs at all, and needs no compiler for the GPU.
-    refusal = attention_refusal(model.config, device) or tracing.strategy.refusal(
-        "cpu" if tracing.backend else device, model.config, workload
-    )
+    refusal = attention_refusal(model.config, device) or strategy_refusal(strategy, workload, model.config, device)
     if refusal is not None:
         raise UnableError(f"{strategy.label} cannot be traced: {refusal}")
     try:
@@ -91,6 +88,13 @@ def trace_strategy(
         raise UntraceableError(
             f"{strategy.label} cannot be traced: the model's code fails ({type(error).__name__}: {words})"
         ) from error
+
+
+def strategy_refusal(strategy: StrategySpec, workload: Workload, config: Any, device: DeviceName) -> str | None:
+    """Why a strategy cannot be traced on a workload for a device; None where nothing of it speaks against that."""
+    # A quantizer runs without data where it runs at all, and needs no compiler for the GPU.
+    followed_on = "cpu" if isinstance(strategy, QuantizedSpec) else device
+    return load_strategy(_uncompiled(strategy)).refusal(followed_on, config, workload)
 
 
 class _Tracing:

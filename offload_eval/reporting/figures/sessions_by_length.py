@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from offload_eval.core.limits import CapacityLimit, Lengths
-from offload_eval.reporting.capacity_tables import length_words, show_gain, show_measured
+from offload_eval.reporting.capacity_tables import are_traced, length_words, rung_run, show_gain, show_sessions
 from offload_eval.reporting.figures.drawing import Drawing
 from offload_eval.reporting.figures.style import INK, add_legend, looks_of, new_figure
 
@@ -17,6 +17,8 @@ RUNGS: Final[dict[str, Literal["-", "--", ":"]]] = {"analytic": "--", "traced": 
 
 def draw_sessions_by_length(limits: Sequence[CapacityLimit]) -> Drawing | None:
     """Draws the limits that differ in their length alone: of the way of prefilling with most lengths.
+
+    Where nothing was run there is no line of that rung.
 
     Returns:
         None for fewer than two lengths.
@@ -41,7 +43,7 @@ def sessions_figure(limits: Sequence[CapacityLimit]) -> "Figure":
         own = sorted(
             (limit for limit in limits if limit.label == label), key=lambda limit: context_tokens(limit.lengths)
         )
-        for rung, dashes in RUNGS.items():
+        for rung, dashes in _rungs(limits).items():
             points = [
                 (context_tokens(each.lengths), count) for each in own if (count := getattr(each, rung)) is not None
             ]
@@ -68,9 +70,15 @@ def sessions_figure(limits: Sequence[CapacityLimit]) -> "Figure":
     panel.minorticks_off()
     panel.set(xlabel="context of a session, prompt and output (tokens)", ylabel="sessions (count)")
     handles = [Line2D([], [], color=look.colour, marker=look.marker) for look in looks.values()]
-    handles += [Line2D([], [], color=INK, linestyle=dashes) for dashes in RUNGS.values()]
-    add_legend(figure, handles, [*(look.name for look in looks.values()), "analytic", "traced", limits[0].evidence])
+    rungs = _rungs(limits)
+    handles += [Line2D([], [], color=INK, linestyle=dashes) for dashes in rungs.values()]
+    names = [rung_run(limits) if rung == "measured" else rung for rung in rungs]
+    add_legend(figure, handles, [*(look.name for look in looks.values()), *names])
     return figure
+
+
+def _rungs(limits: Sequence[CapacityLimit]) -> dict[str, Literal["-", "--", ":"]]:
+    return {rung: dashes for rung, dashes in RUNGS.items() if rung != "measured" or not are_traced(limits)}
 
 
 def context_tokens(lengths: Lengths) -> int:
@@ -79,7 +87,7 @@ def context_tokens(lengths: Lengths) -> int:
 
 
 def _num_lengths(limits: Sequence[CapacityLimit]) -> int:
-    return len({context_tokens(limit.lengths) for limit in limits if limit.measured is not None})
+    return len({context_tokens(limit.lengths) for limit in limits if limit.sessions is not None})
 
 
 def _columns(points: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
@@ -93,9 +101,9 @@ def _caption(limits: Sequence[CapacityLimit]) -> str:
         best = max(compared, key=lambda limit: limit.gain_over_in_gpu or 0.0)
         gain = f", {show_gain(best)} of the in-GPU cache, the most of any strategy and length shown"
     else:
-        ran = [limit for limit in limits if limit.measured is not None]
-        best = max(ran, key=lambda limit: (context_tokens(limit.lengths), limit.measured or 0))
+        known = [limit for limit in limits if limit.sessions is not None]
+        best = max(known, key=lambda limit: (context_tokens(limit.lengths), limit.sessions or 0))
         gain = ", the most at this length"
     return (
-        f"{best.label} admits {show_measured(best)} sessions at {length_words(best.lengths)} ({best.evidence}){gain}."
+        f"{best.label} admits {show_sessions(best)} sessions at {length_words(best.lengths)} ({best.evidence}){gain}."
     )
