@@ -41,8 +41,8 @@ _WAITS: Final[dict[Resource, str]] = {"compute": "computing", "memory": "device 
 READING: Final = (
     "Nothing here was timed. Each cell is ideal / scheduled / serial: TTFT and TPOT are lower bounds and tokens/s "
     "upper bounds, where computing and copying overlap perfectly, as far as the strategy's own order lets them, and "
-    "not at all. On hardware with the profile's figures no run is faster than ideal; how much slower it is, a bound does "
-    "not say."
+    "not at all. On hardware with the profile's figures no run is faster than ideal; how much slower it is, a bound "
+    "does not say."
 )
 
 
