@@ -134,7 +134,7 @@ def _settings(study: Study) -> list[str]:
 def _cell_sections(study: Study, of_cells: Sequence[RunRecord], cells: Sequence[Cell], findings: str) -> list[str]:
     """What the cells say, with what speaks against it before the details."""
     if study.traces_alone:
-        card, memory = render_analytic_card(study.traces_alone), render_memory(of_cells) or NOTHING
+        card, memory = render_analytic_card(study.traces_alone, of_traces=True), render_memory(of_cells) or NOTHING
         return [section("Analytic card", bullets(_left_out(study)), card), section(MEMORY, memory), findings]
     runs = recorded(cells)
     warmups = render_warmups(runs)

@@ -19,7 +19,7 @@ TABLES: Final[Mapping[str, Callable[[Study], pd.DataFrame | None]]] = {
     "strategies": lambda study: strategy_frame(study.of_cells),
     "fidelity": lambda study: fidelity_frame(study.runs),
     "host": lambda study: host_frame(study.runs),
-    "analytic": lambda study: analytic_frame(study.runs or study.traces_alone),
+    "analytic": lambda study: analytic_frame(study.runs or study.traces_alone, of_traces=not study.runs),
     "memory": lambda study: memory_frame(study.of_cells),
     "transfers": lambda study: transfer_frame(study.of_cells, study.hardware),
     "trials": lambda study: trials_frame(study.runs),

@@ -226,11 +226,12 @@ def rows_table(rows: Rows, columns: Sequence[Column], names: Sequence[str]) -> s
     return render_table(["strategy", *titles], labelled, "l" + "r" * len(titles))
 
 
-def render_analytic_card(records: Sequence[RunRecord]) -> str:
-    """The analytic card of each workload, and what it assumes."""
+def render_analytic_card(records: Sequence[RunRecord], *, of_traces: bool = False) -> str:
+    """The analytic card of each workload, and what it assumes; of traces where no cell was run."""
+    frame = analytic_frame(records, of_traces=of_traces)
     blocks = [
         section(f"Workload: {workload}", rows_table(rows, ANALYTIC_CARD_COLUMNS, rows["strategy"]), level=3)
-        for (workload,), rows in plain_groups(analytic_frame(records), "workload").items()
+        for (workload,), rows in plain_groups(frame, "workload").items()
     ]
     return "\n\n".join([*blocks, section("Assumptions", bullets(_assumptions(records)), level=3)])
 

@@ -117,12 +117,14 @@ TRIAL_COLUMNS: Final[dict[str, str]] = {
 """`inter_token_latencies_s` holds every latency, separated by spaces."""
 
 
-def analytic_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
+def analytic_frame(records: Sequence[RunRecord], *, of_traces: bool = False) -> pd.DataFrame:
     """The analytic card: one row a cell, whether or not it ran; NA throughout where the arithmetic refuses.
 
-    Of traces alone, a row each.
+    Args:
+        records: Of cells and of their traces.
+        of_traces: Whether the rows are those of the traces, where no cell was run.
     """
-    cells = latest_records(records) or latest_traces(records)
+    cells = latest_traces(records) if of_traces else latest_records(records)
     return typed_frame((_analytic_row(record) for record in cells), ANALYTIC_COLUMNS)
 
 
