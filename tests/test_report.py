@@ -651,7 +651,7 @@ class TestWriting:
         document = json.loads((tmp_path / "report.json").read_text())
         assert document["schema_version"] == 1
         assert (document["experiment"], document["budget"]["device_bytes"]) == ("does-it-pay", 2_000_000)
-        assert document["machine"]["cpu"] == "Test CPU"
+        assert [machine["cpu"] for machine in document["machines"]] == ["Test CPU"]
         (situation,) = document["verdict"]["situations"]
         assert [each["sessions"] for each in situation["standings"]] == [45, 45, None]
         assert [(each["goal"], each["strategy"]) for each in situation["choices"]] == [

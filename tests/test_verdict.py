@@ -13,22 +13,25 @@ from factories import (
     DYNAMIC,
     QUANTIZED,
     STREAMED,
+    make_budget,
     make_experiment,
     make_failure,
     make_fidelity,
+    make_machine,
     make_quantized,
     make_record,
     make_spec,
     make_streamed,
     make_timing,
+    make_traced,
     make_trials,
     make_workload,
 )
 from msgspec.structs import replace
 
 from offload_eval.analysis.break_even import batch_break_even, context_break_even
+from offload_eval.analysis.standings import family_of
 from offload_eval.analysis.study import Study
-from offload_eval.analysis.verdict import family_of
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import (
     MeasurementPlan,
@@ -37,8 +40,9 @@ from offload_eval.core.experiment import (
     StaticSpec,
     StreamedSpec,
 )
-from offload_eval.core.limits import TimedBatch
+from offload_eval.core.limits import Lengths, TimedBatch
 from offload_eval.core.records import Conditions, PhaseSample, TrialSample
+from offload_eval.core.run_spec import content_hash
 from offload_eval.reporting.report import render_report
 from offload_eval.reporting.sourced import Source, markdown, plain, telling_characters
 from offload_eval.reporting.verdict_text import answer, overview, situation_lines
@@ -115,7 +119,7 @@ class TestCells:
         assert [each.session_run_ids for each in situation.standings] == [(record.run_id,) for record in records]
         speeds = [each.fastest.tokens_per_s for each in situation.standings]
         assert speeds == pytest.approx([2 * 157 / 2.06, 2 * 157 / 2.84, 2 * 157 / 2.372])
-        assert not any(each.is_searched for each in situation.standings)
+        assert situation.basis == "cells"
         assert situation.standings[2].fidelity.mean_kl_nats == pytest.approx(0.02)
         assert situation.standings[2].fidelity.noise_floor_nats == pytest.approx(0.001)
 
@@ -138,14 +142,14 @@ class TestCells:
         study = Study(make_experiment(), [make_record(), make_streamed(trials=smaller)])
         # 10,000 bytes a session: 90 sessions, twice 45.
         assert (
-            "streamed gives more tokens/s only if a step of its 90 sessions takes less than 2.00x one of the in-GPU "
-            "cache's 45" in words_of(study)
+            "Break-even: at the batches that ran, each at its best, of the in-GPU cache's tokens/s streamed gives "
+            "0.73x. Full, and prefill aside, streamed gives more tokens/s only if a step of its 90 sessions takes "
+            "less than 2.00x one of the in-GPU cache's 45: offload-eval capacity times both." in words_of(study)
         )
-        assert "Break-even: as timed, of the in-GPU cache's tokens/s streamed gives 0.73x" in words_of(study)
 
     def test_a_strategy_that_could_not_run_says_why(self):
         study = Study(make_experiment(), [make_record(), make_failure("unsupported", message="no such card")])
-        assert "offload (streamed) none: no such card" in words_of(study)
+        assert "offload not known (streamed: no such card)" in words_of(study)
 
     def test_a_cell_on_tokens_of_its_own_is_chosen_for_no_speed(self):
         own = make_streamed(trials=make_trials(0.001), conditions=Conditions(forced_tokens=False))
@@ -164,14 +168,15 @@ class TestCells:
             make_record(spec=make_spec(QUANTIZED, workload=loads[1]), fidelity=make_fidelity(0.3)),
             make_record(spec=make_spec(QUANTIZED, workload=loads[0]), fidelity=None),
         ]
-        study = Study(make_experiment(workloads=loads), records)
+        asked = make_experiment(workloads=loads, strategies=(DYNAMIC, QUANTIZED))
+        study = Study(asked, records)
         small, long = study.verdict.situations
         assert small.standings[1].fidelity == long.standings[1].fidelity
         assert "under quantized-hqq-int4 on long" in " ".join(
             plain(line) for line in situation_lines(small, study.verdict)
         )
         records[-1] = replace(records[-1], fidelity=make_fidelity(0.1))
-        small, long = Study(make_experiment(workloads=loads), records).verdict.situations
+        small, long = Study(asked, records).verdict.situations
         assert small.standings[1].fidelity.mean_kl_nats == pytest.approx(0.1)
 
 
@@ -228,8 +233,8 @@ class TestSearch:
         assert (found.tokens, found.wins_from, found.best_at) == ((257, 557, 1057), 557, 1057)
         assert found.best_ratio == pytest.approx(9 / 2 * 2.06 / 2.84)
         assert (
-            "streamed gives more tokens/s than the in-GPU cache from 557 tokens on, and not at 257; at best 3.26x of "
-            "the in-GPU cache's, at 1,057 tokens." in plain(overview(study.verdict)[-1])
+            "streamed gives more tokens/s than the in-GPU cache from 557 tokens on, up to 1,057, and not at 257; at "
+            "best 3.26x of the in-GPU cache's, at 1,057 tokens." in plain(overview(study.verdict)[-1])
         )
         assert len(answer(study.verdict)) == 3
 
@@ -244,20 +249,211 @@ class TestBreakEven:
         found = batch_break_even("s", [batch(1, 200), batch(8, 300)], [batch(4, 100)])
         assert (found.wins_from, found.loses_up_to) == (1, None)
 
+    def test_a_gain_that_ends_at_larger_batches_is_no_break_even(self):
+        found = batch_break_even("s", [batch(6, 150), batch(9, 60)], [batch(4, 100)])
+        assert (found.wins_from, found.loses_up_to, found.best_at) == (None, 9, 6)
+        assert set(found.run_ids) == {"9@60", "6@150", "4@100"}
+
+    @pytest.mark.parametrize(("tokens_per_s", "wins_from"), [(104, None), (106, 8)])
+    def test_less_than_5_percent_is_no_gain(self, tokens_per_s, wins_from):
+        assert batch_break_even("s", [batch(8, tokens_per_s)], [batch(4, 100)]).wins_from == wins_from
+
     def test_without_times_of_both_there_is_none(self):
         assert batch_break_even("s", [], [batch(4, 100)]) is None
         assert batch_break_even("s", [batch(4, 100)], []) is None
-        assert context_break_even("s", {100: (batch(1, 1), batch(1, 1))}) is None
+        assert self.contexts((batch(1, 1), batch(1, 1))) is None
 
     def test_a_gain_that_ends_at_longer_contexts_is_no_break_even(self):
-        lost = {100: (batch(1, 200), batch(1, 100)), 200: (batch(1, 90), batch(1, 100))}
-        assert context_break_even("s", lost).wins_from is None
+        assert self.contexts((batch(1, 200), batch(1, 100)), (batch(1, 90), batch(1, 100))).wins_from is None
 
-    def test_where_the_in_gpu_cache_has_no_batch_offload_gives_more(self):
-        found = context_break_even("s", {100: (batch(1, 50), batch(1, 100)), 200: (batch(1, 50), None)})
-        assert (found.wins_from, found.best_ratio, found.best_at) == (200, 0.5, 100)
-        alone = context_break_even("s", {100: (batch(1, 50), None), 200: (batch(1, 50), None)})
-        assert (alone.wins_from, alone.best_ratio) == (100, None)
+    def test_where_one_was_seen_to_have_no_batch_the_other_gives_more(self):
+        found = self.contexts((batch(1, 50), batch(1, 100)), (batch(1, 50), None))
+        assert (found.wins_from, found.best_ratio, found.best_at) == (110 * 2, 0.5, 110)
+        alone = self.contexts((batch(1, 50), None), (batch(1, 50), None))
+        assert (alone.wins_from, alone.best_ratio) == (110, None)
+        assert self.contexts((batch(1, 200), batch(1, 100)), (None, batch(1, 100))).wins_from is None
+
+    def contexts(self, *best):
+        """At 110, 220, ... tokens of context."""
+        lengths = [Lengths(prompt_tokens=110 * place - 10, output_tokens=10) for place in range(1, len(best) + 1)]
+        return context_break_even("s", dict(zip(lengths, best, strict=True)), is_searched=True)
+
+
+CHOSEN = ", the in-GPU cache: no other strategy without loss was seen to have"
+
+
+class TestWhatIsNotKnown:
+    """None is not zero: what nobody looked at is neither a win nor a loss."""
+
+    def said(self, *records, **experiment):
+        study = Study(make_experiment(**{"strategies": (DYNAMIC, STREAMED)} | experiment), records)
+        lines = [line for each in study.verdict.situations for line in situation_lines(each, study.verdict)]
+        return [plain(line) for line in lines], study
+
+    def limits(self, dynamic=4, streamed=9, **changes):
+        pairs = ((DYNAMIC, dynamic), (STREAMED, streamed))
+        return [
+            record
+            for strategy, limit in pairs
+            for record in (
+                *([probe(strategy, limit, **changes)] if limit else []),
+                probe(strategy, limit + 1, status="oom", **changes),
+            )
+        ]
+
+    def capacity(self, **changes):
+        return CapacitySpec(repeats=1, drills=False, **changes)
+
+    def test_a_search_in_progress_is_not_filled_up_with_cells(self):
+        cells = [make_record(), make_streamed()]
+        half = [probe(DYNAMIC, 4), probe(DYNAMIC, 5, status="oom"), probe(DYNAMIC, 4, tpot_s=0.010)]
+        said, study = self.said(*cells, *half, capacity=self.capacity())
+        assert said[0] == (
+            f"Choose for most sessions, no SLO being stated: dynamic, 4 sessions{CHOSEN} more. Not known of streamed."
+        )
+        assert "offload not known (streamed: not searched yet)" in said[2]
+        assert "The search is not done: 1 limits are missing" in render_report(study).split("### ")[0]
+
+    def test_nothing_keeps_an_objective_that_was_not_timed(self):
+        said, _ = self.said(*self.limits(), capacity=self.capacity(timing_trials=0, tpot_limit_s=0.001))
+        assert said[0] == "Nothing was timed, so that it is not known what keeps TPOT at most 1 ms."
+        assert not any("Choose" in line for line in said)
+
+    def test_a_time_of_the_disk_is_not_known(self):
+        swapped = probe(STREAMED, 9, tpot_s=0.5)
+        swapped = replace(
+            swapped, trials=tuple(replace(each, swap_in_bytes=10**9, swap_out_bytes=0) for each in swapped.trials)
+        )
+        said, _ = self.said(
+            *self.limits(), probe(DYNAMIC, 4, tpot_s=0.010), swapped, capacity=self.capacity(tpot_limit_s=0.0145)
+        )
+        assert "dynamic, 4 sessions" in said[0]
+        assert said[0].endswith("Not known of streamed.")
+        assert "Timed only while the machine swapped, which counts for nothing: streamed." in said
+
+    def test_an_in_gpu_cache_without_a_time_is_unknown_and_not_none(self):
+        said, _ = self.said(*self.limits(), probe(STREAMED, 9, tpot_s=0.5), capacity=self.capacity())
+        assert said[1].startswith(
+            "Choose for most tokens/s, no SLO being stated: streamed, 18.0 tokens/s at 9 sessions."
+        )
+        assert "none" not in said[1]
+
+    def test_an_in_gpu_cache_that_holds_nothing_has_none(self):
+        records = [*self.limits(dynamic=0), probe(STREAMED, 9, tpot_s=0.015)]
+        said, _ = self.said(*records, capacity=self.capacity())
+        assert (
+            said[0]
+            == "Choose for most sessions, no SLO being stated: streamed, 9 sessions; the in-GPU cache has none."
+        )
+        assert "in-GPU 0 under dynamic" in said[2]
+
+    def test_a_crash_is_no_break_even(self):
+        loads = (make_workload(name="a"), make_workload(name="b", prompt_tokens=200))
+        records = [make_record(spec=make_spec(kind, workload=load)) for kind in (DYNAMIC, STREAMED) for load in loads]
+        crash = make_failure("failed", DYNAMIC, spec=make_spec(DYNAMIC, workload=loads[1]))
+        _, study = self.said(records[0], crash, *records[2:], workloads=loads)
+        assert study.verdict.break_evens == ()
+        assert "200 + 157 tokens (the in-GPU cache being unknown)" in " ".join(map(plain, overview(study.verdict)))
+
+    def test_a_batch_past_the_host_budget_gives_nothing(self):
+        budget, offloaded = make_budget(host_bytes=5 * 16_384), OffloadedSpec()
+        probes = [
+            probe(DYNAMIC, 4),
+            probe(DYNAMIC, 5, status="oom"),
+            probe(DYNAMIC, 4, tpot_s=0.010),
+            probe(offloaded, 9),
+            probe(offloaded, 10, status="oom"),
+            probe(offloaded, 9, tpot_s=0.005),
+        ]
+        specs = [replace(each.spec, budget=budget) for each in probes]
+        records = [
+            replace(each, spec=spec, run_id=content_hash(spec)) for each, spec in zip(probes, specs, strict=True)
+        ]
+        said, study = self.said(*records, strategies=(DYNAMIC, offloaded), budget=budget, capacity=self.capacity())
+        assert "offload 5 under offloaded, 1.25x of in-GPU, by the arithmetic of host memory" in said[2]
+        assert choice_of(study, "tokens_per_s").strategy == "dynamic"
+        assert study.verdict.situations[0].break_evens == ()
+
+    def test_a_cell_that_ran_out_of_memory_bounds_what_is_extrapolated(self):
+        loads = (make_workload(), make_workload(name="big", batch_size=8))
+        failed = make_failure("oom", DYNAMIC, spec=make_spec(DYNAMIC, workload=loads[1]))
+        said, _ = self.said(make_record(), failed, workloads=loads)
+        assert "in-GPU 7 under dynamic" in " ".join(said)
+
+    @pytest.mark.parametrize(
+        "stranger",
+        [
+            make_streamed(
+                spec=make_spec(STREAMED, budget=make_budget(device_bytes=20_000_000)), trials=make_trials(0.005)
+            ),
+            make_streamed(machine=make_machine(cpu="Another"), started_at_utc="2020-01-01T00:00:00Z"),
+            make_streamed(evidence="measured", started_at_utc="2020-01-01T00:00:00Z"),
+        ],
+        ids=["budget", "machine", "rung"],
+    )
+    def test_cells_of_another_budget_machine_or_rung_are_left_out(self, stranger):
+        said, study = self.said(make_record(), stranger)
+        assert "offload not known (streamed: not run yet)" in " ".join(said)
+        assert study.verdict.num_left_out == 1
+        assert "1 cells of another model, budget, version or machine" in render_report(study)
+
+    def test_a_range_has_no_ratio_and_says_or_more(self):
+        records = [
+            probe(DYNAMIC, 4),
+            probe(DYNAMIC, 8, status="oom"),
+            probe(STREAMED, 6),
+            probe(STREAMED, 10, status="oom"),
+        ]
+        said, _ = self.said(*records, capacity=self.capacity(timing_trials=0))
+        assert said[0] == "Choose for most sessions, no SLO being stated: streamed, 6 sessions or more."
+        assert (
+            "in-GPU 4 or more under dynamic, against 54 by arithmetic; offload 6 or more under streamed, against"
+            in said[1]
+        )
+
+    def test_at_all_means_every_combination_of_lengths(self):
+        loads = [
+            make_workload(name=name, prompt_tokens=tokens) for name, tokens in (("a", 100), ("b", 200), ("c", 300))
+        ]
+        records = [make_record(spec=make_spec(DYNAMIC, workload=load)) for load in loads[:2]]
+        lost = make_failure("oom", DYNAMIC, spec=make_spec(DYNAMIC, workload=loads[2]))
+        _, study = self.said(*records, lost, workloads=tuple(loads))
+        first = plain(overview(study.verdict)[0])
+        assert "at all" not in first
+        assert first.endswith("At 300 + 157 tokens nothing is known of it.")
+
+    def test_only_lossy_strategies_leave_a_choice_of_them(self):
+        said, _ = self.said(make_failure("oom", DYNAMIC), make_quantized(), strategies=(DYNAMIC, QUANTIZED))
+        assert said[0] == (
+            "Choose for most sessions, no SLO being stated: none without loss is known. Where its loss is acceptable: "
+            "quantized-hqq-int4, 47 sessions."
+        )
+
+    def test_cells_say_nothing_of_sessions_under_objectives(self):
+        said, _ = self.said(make_record(), make_streamed(), capacity=self.capacity(tpot_limit_s=0.5))
+        assert not any("most sessions" in line for line in said)
+        assert "under TPOT at most 500 ms" in said[0]
+
+    def test_contexts_of_other_output_lengths_are_not_held_against_one_another(self):
+        loads = (make_workload(name="a"), make_workload(name="b", prompt_tokens=57, output_tokens=200))
+        records = [make_record(spec=make_spec(kind, workload=load)) for kind in (DYNAMIC, STREAMED) for load in loads]
+        assert self.said(*records, workloads=loads)[1].verdict.break_evens == ()
+
+    def test_traces_alone_name_their_records(self):
+        said, study = self.said(make_traced(), make_traced(STREAMED))
+        assert said[0] == f"Choose for most sessions, by trace: dynamic, 48 sessions{CHOSEN} more."
+        assert study.verdict.situations[0].standings[0].session_run_ids == (make_traced().run_id,)
+
+    def test_bit_equal_elsewhere_says_where(self):
+        loads = (make_workload(name="a"), make_workload(name="b", prompt_tokens=200))
+        records = [make_record(spec=make_spec(DYNAMIC, workload=load)) for load in loads]
+        records += [make_record(spec=make_spec(STREAMED, workload=loads[0]), fidelity=make_fidelity(0.0))]
+        records += [make_record(spec=make_spec(STREAMED, workload=loads[1]), fidelity=None)]
+        said, _ = self.said(*records, workloads=loads)
+        assert [line for line in said if line.startswith("Output")] == [
+            "Output: bit-equal under streamed.",
+            "Output: bit-equal under streamed on a.",
+        ]
 
 
 class TestSources:

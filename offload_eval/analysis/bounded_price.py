@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Final
 
 from offload_eval.analysis.cells import cell_records, latest_records, latest_traces
-from offload_eval.analysis.verdict import family_of
+from offload_eval.analysis.standings import family_of
 from offload_eval.bounds.latency import bound_latency, bound_step
 from offload_eval.core.hardware import HardwareProfile
 from offload_eval.core.latency import PhaseLatency

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from offload_eval.analysis.compare_times import LEAST_EFFECT
-from offload_eval.core.experiment import Attention
-from offload_eval.core.limits import TimedBatch
+from offload_eval.core.limits import Lengths, TimedBatch
 from offload_eval.core.verdict import BatchBreakEven, ContextBreakEven
+
+BestBatches = tuple[TimedBatch | None, TimedBatch | None]
+"""The batch with most tokens/s of a strategy and of the in-GPU cache; None: it was seen to have none."""
 
 
 def batch_break_even(strategy: str, own: Sequence[TimedBatch], in_gpu: Sequence[TimedBatch]) -> BatchBreakEven | None:
@@ -17,10 +19,11 @@ def batch_break_even(strategy: str, own: Sequence[TimedBatch], in_gpu: Sequence[
     if not own or not in_gpu:
         return None
     best_in_gpu, best = most_tokens_per_s(in_gpu), most_tokens_per_s(own)
-    wins = [batch for batch in own if _gives_more(batch, best_in_gpu)]
-    smallest = min(wins, key=lambda batch: batch.sessions, default=None)
-    below = [batch for batch in own if smallest is None or batch.sessions < smallest.sessions]
-    loses = max(below, key=lambda batch: batch.sessions, default=None)
+    loses = max(
+        (each for each in own if not _gives_more(each, best_in_gpu)), key=lambda each: each.sessions, default=None
+    )
+    above = [each for each in own if loses is None or each.sessions > loses.sessions]
+    smallest = min(above, key=lambda each: each.sessions, default=None)
     shown = dict.fromkeys(each.run_id for each in (smallest, loses, best, best_in_gpu) if each is not None)
     return BatchBreakEven(
         strategy=strategy,
@@ -33,50 +36,48 @@ def batch_break_even(strategy: str, own: Sequence[TimedBatch], in_gpu: Sequence[
 
 
 def context_break_even(
-    strategy: str,
-    by_tokens: Mapping[int, tuple[TimedBatch, TimedBatch | None]],
-    chunk_tokens: int | None = None,
-    attention: Attention | None = None,
-    *,
-    is_searched: bool = True,
+    strategy: str, by_lengths: Mapping[Lengths, BestBatches], *, is_searched: bool
 ) -> ContextBreakEven | None:
     """Holds the best batch of a strategy against that of the in-GPU cache, length by length.
 
     Args:
         strategy: Its label.
-        by_tokens: Tokens of a session to the best batch of the strategy and of the in-GPU cache; None: it has none.
-        chunk_tokens: How all of them were prefilled.
-        attention: The attention that all of them ran with.
+        by_lengths: What both give at lengths that differ in the prompt alone.
         is_searched: Whether a search timed the batches, up to each limit.
 
     Returns:
-        None for fewer than two lengths.
+        None for fewer than two lengths, or where neither gives anything at any.
     """
-    if len(by_tokens) < 2:
+    known = {
+        each.prompt_tokens + each.output_tokens: best for each, best in by_lengths.items() if best != (None, None)
+    }
+    if len(known) < 2:
         return None
-    tokens = sorted(by_tokens)
+    tokens = sorted(known)
     wins_from = None
     for length in reversed(tokens):
-        own, in_gpu = by_tokens[length]
-        if in_gpu is not None and not _gives_more(own, in_gpu):
+        own, in_gpu = known[length]
+        if own is None or (in_gpu is not None and not _gives_more(own, in_gpu)):
             break
         wins_from = length
     ratios = {
         length: own.tokens_per_s / in_gpu.tokens_per_s
-        for length, (own, in_gpu) in by_tokens.items()
-        if in_gpu is not None
+        for length, (own, in_gpu) in known.items()
+        if own is not None and in_gpu is not None
     }
     best_at = max(sorted(ratios), key=lambda length: ratios[length], default=None)
+    first = next(iter(by_lengths))
     return ContextBreakEven(
         strategy=strategy,
-        prefill_chunk_tokens=chunk_tokens,
-        attn_implementation=attention,
+        output_tokens=first.output_tokens,
+        prefill_chunk_tokens=first.prefill_chunk_tokens,
+        attn_implementation=first.attn_implementation,
         tokens=tuple(tokens),
         wins_from=wins_from,
         best_ratio=None if best_at is None else ratios[best_at],
         best_at=best_at,
         is_searched=is_searched,
-        run_ids=tuple(batch.run_id for length in tokens for batch in by_tokens[length] if batch is not None),
+        run_ids=tuple(batch.run_id for length in tokens for batch in known[length] if batch is not None),
     )
 
 

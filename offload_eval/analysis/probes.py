@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from offload_eval.analysis.capacity import worst_peak_bytes
-from offload_eval.analysis.cells import probe_records
+from offload_eval.analysis.cells import cell_records, probe_records
 from offload_eval.analysis.fingerprint import make_fingerprint, traced_fingerprint
 from offload_eval.analysis.statistics import summarize_throughput, summarize_tpot, summarize_ttft
 from offload_eval.analysis.swap import is_swapped
@@ -33,22 +33,39 @@ def current_probes(experiment: Experiment, records: Sequence[RunRecord]) -> list
     A directory may hold others, where a run went on with another budget, model, version or machine. Those that were
     made as the last one was are kept. A trace may be of another machine: it depends on code and model alone.
     """
-    asked = [record for record in probe_records(records) if _is_asked(experiment, record)]
-    last = max(asked, key=lambda each: (each.evidence != "traced", _started(each)), default=None)
-    return [] if last is None else [record for record in asked if _made_as(last, record)]
-
-
-def _is_asked(experiment: Experiment, record: RunRecord) -> bool:
-    spec = record.spec
-    of_search = (
-        spec.model == experiment.model
-        and spec.budget == experiment.budget
-        and spec.cpu == experiment.cpu
-        and spec.measurement.cell_timeout_s == experiment.measurement.cell_timeout_s
-    )
-    searched = {lengths_of(workload) for workload in expand_workloads(experiment)}
     strategies = [as_searched(strategy) for strategy in experiment.strategies]
-    return of_search and lengths_of(spec.workload) in searched and spec.strategy in strategies
+    timeout_s = experiment.measurement.cell_timeout_s
+    return _made_together(
+        [
+            record
+            for record in _asked(experiment, probe_records(records))
+            if record.spec.measurement.cell_timeout_s == timeout_s and record.spec.strategy in strategies
+        ]
+    )
+
+
+def current_cells(experiment: Experiment, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Cells and their traces that belong together in the same sense; each strategy under its label."""
+    labels = {strategy.label for strategy in experiment.strategies}
+    cells = _asked(experiment, cell_records(records))
+    return _made_together([record for record in cells if record.spec.strategy.label in labels])
+
+
+def _asked(experiment: Experiment, records: Sequence[RunRecord]) -> list[RunRecord]:
+    searched = {lengths_of(workload) for workload in expand_workloads(experiment)}
+    return [
+        record
+        for record in records
+        if record.spec.model == experiment.model
+        and record.spec.budget == experiment.budget
+        and record.spec.cpu == experiment.cpu
+        and lengths_of(record.spec.workload) in searched
+    ]
+
+
+def _made_together(records: Sequence[RunRecord]) -> list[RunRecord]:
+    last = max(records, key=lambda each: (each.evidence != "traced", _started(each)), default=None)
+    return [] if last is None else [record for record in records if _made_as(last, record)]
 
 
 def _started(record: RunRecord) -> str:
@@ -60,7 +77,7 @@ def _made_as(last: RunRecord, record: RunRecord) -> bool:
     if "traced" in (record.evidence, last.evidence):
         strategy = record.spec.strategy
         return traced_fingerprint(ours, strategy) == traced_fingerprint(theirs, strategy)
-    return ours == theirs
+    return ours == theirs and record.evidence == last.evidence
 
 
 def _fingerprint(record: RunRecord) -> Fingerprint:

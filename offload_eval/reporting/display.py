@@ -48,6 +48,11 @@ def show_count(count: int | None) -> str:
     return MISSING if count is None else f"{count:,}"
 
 
+def show_sessions_of(count: int) -> str:
+    """Shows a number of sessions with the word."""
+    return f"{count:,} session{'' if count == 1 else 's'}"
+
+
 def show_share(count: int, planned: int) -> str:
     """Shows how many of the plan there are."""
     return f"{count:,} of {planned:,}"

@@ -8,7 +8,7 @@ from offload_eval.reporting.display import MISSING, show_count, show_ms, show_nu
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.price_table import comparison_line, price_line
 from offload_eval.reporting.sourced import Part, markdown, telling_characters
-from offload_eval.reporting.verdict_text import overview, situation_lines, situation_title
+from offload_eval.reporting.verdict_text import overview, show_standing, situation_lines, situation_title
 
 MOST_SITUATIONS: Final = 12
 """Combinations of lengths that a verdict is written out for; report.json has all of them."""
@@ -40,6 +40,7 @@ def render_verdict(study: Study) -> str:
     shown = verdict.situations[:MOST_SITUATIONS]
     left_out = len(verdict.situations) - len(shown)
     blocks = [
+        bullets(_notes(study)),
         bullets([markdown(line, characters) for line in overview(verdict)]),
         paragraph(READING),
         *(
@@ -56,6 +57,19 @@ def render_verdict(study: Study) -> str:
     return "\n\n".join(block for block in blocks if block)
 
 
+def _notes(study: Study) -> list[str]:
+    """What is not in the verdict, or not yet."""
+    left_out, missing = study.verdict.num_left_out, study.num_missing_limits if study.limits else 0
+    return [
+        *([f"The search is not done: {missing:,} limits are missing, and not known below."] if missing else []),
+        *(
+            [f"{left_out:,} cells of another model, budget, version or machine than the last one are left out."]
+            if left_out
+            else []
+        ),
+    ]
+
+
 def _lines(situation: Situation, study: Study) -> list[list[Part]]:
     bounds = (each(study.prices, situation.lengths) for each in (price_line, comparison_line))
     return [*situation_lines(situation, study.verdict), *(line for line in bounds if line)]
@@ -63,11 +77,10 @@ def _lines(situation: Situation, study: Study) -> list[list[Part]]:
 
 def _table(situation: Situation) -> str:
     """One row a strategy, of what is known of any; their rungs where there are several, else a sentence names it."""
-    in_gpu = next((each for each in situation.standings if each.strategy == situation.in_gpu), None)
-    rows = [_row(standing, in_gpu) for standing in situation.standings]
+    rows = [_row(standing, situation) for standing in situation.standings]
     columns = list(zip(*rows, strict=True))
     places = [place for place, column in enumerate(columns) if set(column) != {MISSING}]
-    if len(set(columns[_EVIDENCE])) == 1:
+    if len(set(columns[_EVIDENCE]) - {MISSING}) == 1:
         places = [place for place in places if place != _EVIDENCE]
     align = "llrrrrrrrrl"
     return render_table(
@@ -77,42 +90,21 @@ def _table(situation: Situation) -> str:
     )
 
 
-def _row(standing: Standing, in_gpu: Standing | None) -> list[str]:
-    fastest, fidelity = standing.fastest, standing.fidelity
+def _row(standing: Standing, situation: Situation) -> list[str]:
+    fastest, fidelity, ratio = standing.fastest, standing.fidelity, situation.over_in_gpu(standing)
     return [
         standing.strategy,
         standing.evidence or MISSING,
         show_count(standing.analytic),
         show_count(standing.traced),
-        _sessions(standing),
-        _over(standing, in_gpu),
+        MISSING if situation.basis == "traces" else show_standing(standing) or MISSING,
+        MISSING if ratio is None else f"{ratio:.2f}x",
         MISSING if fastest is None else show_number(fastest.tokens_per_s),
         MISSING if fastest is None else show_ms(fastest.tpot_s),
         MISSING if fastest is None else show_count(fastest.sessions),
         MISSING if fidelity is None else show_number(fidelity.mean_kl_nats),
         _run_ids(standing),
     ]
-
-
-def _sessions(standing: Standing) -> str:
-    if standing.sessions is None and standing.refusal:
-        return "none"
-    count = show_count(standing.sessions)
-    return (
-        f"{count} or more"
-        if standing.is_searched and standing.sessions is not None and not standing.is_exact
-        else count
-    )
-
-
-def _over(standing: Standing, in_gpu: Standing | None) -> str:
-    """On one rung: of runs, or where neither ran of traces."""
-    if in_gpu is None or (standing.evidence == "traced") != (in_gpu.evidence == "traced"):
-        return MISSING
-    count, base = (
-        (standing.traced, in_gpu.traced) if standing.evidence == "traced" else (standing.sessions, in_gpu.sessions)
-    )
-    return f"{count / base:.2f}x" if count is not None and base else MISSING
 
 
 def _run_ids(standing: Standing) -> Verbatim:
