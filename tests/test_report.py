@@ -516,9 +516,10 @@ class TestReport:
         )
 
     def test_hostile_text_shows_as_itself_everywhere(self):
-        experiment = make_experiment(question=HOSTILE, model=ModelSpec(source=HOSTILE))
+        model, hostile = ModelSpec(source=HOSTILE), make_machine(cpu=HOSTILE, git_commit=HOSTILE)
+        experiment = make_experiment(question=HOSTILE, model=model)
         records = [
-            make_record(machine=make_machine(cpu=HOSTILE, git_commit=HOSTILE), model=make_facts(fingerprint=HOSTILE)),
+            make_record(spec=make_spec(model=model), machine=hostile, model=make_facts(fingerprint=HOSTILE)),
             make_failure("failed", message=HOSTILE, failed={"type": HOSTILE, "stage": HOSTILE}),
             make_quantized(model=make_facts(shape=None, shape_refusal=HOSTILE)),
         ]

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from offload_eval.analysis.bounded_price import bound_prices, traced_alone
 from offload_eval.analysis.compare_pairs import RunSide
+from offload_eval.analysis.compare_runs import compare_runs
 from offload_eval.analysis.compare_states import compare_limits
 from offload_eval.analysis.limits import find_limits, missing_limits
 from offload_eval.analysis.policy import policy_of
@@ -250,20 +251,28 @@ class TestLimitsByTraceAlone:
         ]
         study = Study(SEARCHED, records)
         (situation,) = study.verdict.situations
-        assert [(each.traced, each.sessions) for each in situation.standings] == [(20, None), (30, None)]
+        assert [(each.traced, each.sessions) for each in situation.standings] == [(20, 20), (30, 30)]
         assert situation.standings[1].session_run_ids == (records[2].run_id, records[3].run_id)
-        (row,) = [
-            line for line in render_report(study).splitlines() if line.startswith("| streamed") and "traced" in line
-        ]
-        assert [cell.strip() for cell in row.split("|")[4:6]] == ["30", "1.50x"]
+        assert [situation.over_in_gpu(each) for each in situation.standings] == [1.0, 1.5]
+        verdict = render_report(study).split("## Verdict")[1].split("\n## ")[0]
+        (row,) = [line for line in verdict.splitlines() if line.startswith("| streamed")]
+        assert [cell.strip() for cell in row.split("|")[3:5]] == ["30", "1.50x"]
 
     def test_a_verdict_of_cells_rests_on_their_traces(self) -> None:
         record = make_traced()
         (situation,) = Study(make_experiment(), [record]).verdict.situations
-        (standing,) = situation.standings
-        assert (standing.evidence, standing.sessions, standing.is_searched) == ("traced", None, False)
-        assert standing.traced
+        standing = situation.standings[0]
+        assert (situation.basis, standing.evidence) == ("traces", "traced")
+        assert standing.sessions == standing.traced == 48
         assert standing.session_run_ids == (record.run_id,)
+
+    def test_two_releases_that_were_only_traced_are_held_against_one_another(self) -> None:
+        old = (traced_probe(20, 1_840_000), traced_probe(21, 1_910_000))
+        new = (traced_probe(18, 1_840_000), traced_probe(19, 1_910_000))
+        sides = [RunSide(name=name, experiment=SEARCHED, records=each) for name, each in (("r1", old), ("r2", new))]
+        changes = {change.metric: change for change in compare_runs(*sides).changes}
+        traced = changes["limit_traced_sessions"]
+        assert (traced.baseline, traced.candidate, traced.verdict) == (20, 18, "worse")
 
     def test_compare_names_a_search_by_trace(self) -> None:
         def side(records: list[RunRecord]) -> RunSide:

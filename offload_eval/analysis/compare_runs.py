@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from offload_eval.analysis.compare_memory import compare_traced_peaks, explain_changes, memories_of
 from offload_eval.analysis.compare_metrics import VALUE_METRICS
 from offload_eval.analysis.compare_pairs import RunSide, conditions, mismatches
-from offload_eval.analysis.compare_states import compare_limits, compare_states, paired_cells
+from offload_eval.analysis.compare_states import compare_limits, compare_states, limits_of, paired_cells
 from offload_eval.analysis.compare_times import compare_times
 from offload_eval.analysis.compare_tokens import compare_tokens
 from offload_eval.analysis.compare_values import compare_value
@@ -28,11 +28,11 @@ def compare_runs(baseline: RunSide, candidate: RunSide, *, allow_mismatch: bool 
         allow_mismatch: Compare runs of different hardware, rungs or models all the same; the result says so.
 
     Raises:
-        InputError: The runs differ in these, or neither has a finished cell or probe.
+        InputError: The runs differ in these, or one has neither a finished cell or probe nor a limit by trace.
     """
     for side in (baseline, candidate):
-        if not any(record.evidence != "traced" for record in side.records):
-            raise InputError(f"{side.name}: no cell has finished, so there is nothing to compare")
+        if not any(record.evidence != "traced" for record in side.records) and not limits_of(side):
+            raise InputError(f"{side.name}: no cell has finished and no limit was traced: there is nothing to compare")
     unlike = mismatches(baseline, candidate)
     if unlike and not allow_mismatch:
         raise InputError(_refusal(baseline, candidate, unlike))

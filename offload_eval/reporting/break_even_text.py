@@ -21,14 +21,14 @@ def context_lines(verdict: Verdict) -> list[list[Part]]:
     return [*lines, *(_never_line(group, verdict) for group in groups if group)]
 
 
-def batch_lines(situation: Situation) -> list[list[Part]]:
+def batch_lines(situation: Situation, verdict: Verdict) -> list[list[Part]]:
     """Of a search, batch by batch; of cells what was timed, and what fuller batches would have to take."""
     if not situation.break_evens:
         return []
     if situation.basis == "search":
-        return [_batch_line(each) for each in situation.break_evens]
+        return [_batch_line(each, verdict) for each in situation.break_evens]
     needed = _needed_line(situation)
-    return [_as_timed_line(situation.break_evens), *([needed] if needed else [])]
+    return [_as_timed_line(situation.break_evens, verdict), *([needed] if needed else [])]
 
 
 def _context_line(found: ContextBreakEven, verdict: Verdict) -> list[Part]:
@@ -76,7 +76,7 @@ def _under(verdict: Verdict) -> str:
     return f", under {objectives}" if objectives else ""
 
 
-def _batch_line(found: BatchBreakEven) -> list[Part]:
+def _batch_line(found: BatchBreakEven, verdict: Verdict) -> list[Part]:
     best = f"at most {found.best_ratio:.2f}x of it, at {show_sessions_of(found.best_at)}"
     if found.wins_from is None:
         words = (
@@ -89,13 +89,13 @@ def _batch_line(found: BatchBreakEven) -> list[Part]:
             f": {found.strategy} gives more tokens/s than the in-GPU cache's best from "
             f"{show_sessions_of(found.wins_from)} on{below}; {best}"
         )
-    return [Lead("Break-even in batch"), words, Source(found.run_ids), "."]
+    return [Lead("Break-even in batch"), f"{_under(verdict)}{words}", Source(found.run_ids), "."]
 
 
-def _as_timed_line(found: Sequence[BatchBreakEven]) -> list[Part]:
+def _as_timed_line(found: Sequence[BatchBreakEven], verdict: Verdict) -> list[Part]:
     line: list[Part] = [
         Lead("Break-even"),
-        ": at the batches that ran, each at its best, of the in-GPU cache's tokens/s",
+        f"{_under(verdict)}: at the batches that ran, each at its best, of the in-GPU cache's tokens/s",
     ]
     for number, each in enumerate(found):
         line += [f"{',' if number else ''} {each.strategy} gives {each.best_ratio:.2f}x", Source(each.run_ids)]

@@ -118,6 +118,55 @@ def comparison_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[Pa
     return [*line, ". Ratios of bounds are no bounds of what a run's ratio would be."]
 
 
+def bounds_overview(prices: Sequence[BoundedPrice]) -> list[Part]:
+    """Of offloading strategies the best without loss, and one with loss that gives more, over all lengths.
+
+    Returns:
+        Ratios to the in-GPU cache at the bounds, as ranges; at a single combination of lengths, and where nothing can
+        be held against the in-GPU cache, none.
+    """
+    groups: dict[Lengths, list[BoundedPrice]] = {}
+    for price in prices:
+        groups.setdefault(lengths_of(price.workload), []).append(price)
+    pairs: dict[str, list[tuple[BoundedPrice, BoundedPrice]]] = {}
+    for group in groups.values():
+        in_gpu = _most_tokens_per_s([price for price in group if price.family == "in-GPU"])
+        for price in group if in_gpu is not None else []:
+            if price.family == "offload" and in_gpu is not None:
+                pairs.setdefault(price.strategy, []).append((price, in_gpu))
+    lossless = _best_pairs([each for each in pairs.values() if each[0][0].is_lossless])
+    best = _best_pairs(list(pairs.values()))
+    if len(groups) < 2 or best is None:
+        return []
+    line: list[Part] = [Lead("At the bounds"), " of the profile, everything overlapping, against the in-GPU cache:"]
+    for number, own in enumerate([lossless, *([best] if best is not lossless else [])]):
+        if own is None:
+            continue
+        loses = "" if own[0][0].is_lossless else ", which loses something,"
+        tokens = _range([price.ideal.tokens_per_s / base.ideal.tokens_per_s for price, base in own])
+        sessions = _range([price.sessions / base.sessions for price, base in own])
+        words = f"{own[0][0].strategy}{loses} gives {tokens} the tokens/s for {sessions} the sessions"
+        line += [
+            f"{';' if number else ''} {words}",
+            Source(tuple(each.run_id for pair in own for each in pair)),
+        ]
+    return [*line, "."]
+
+
+def _best_pairs(
+    candidates: Sequence[list[tuple[BoundedPrice, BoundedPrice]]],
+) -> list[tuple[BoundedPrice, BoundedPrice]] | None:
+    def ratio(own: list[tuple[BoundedPrice, BoundedPrice]]) -> float:
+        return max(price.ideal.tokens_per_s / in_gpu.ideal.tokens_per_s for price, in_gpu in own)
+
+    return max(candidates, key=ratio, default=None)
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"
+    return low if low == high else f"{low} to {high}"
+
+
 def _most_tokens_per_s(prices: Sequence[BoundedPrice]) -> BoundedPrice | None:
     return max(prices, key=lambda price: price.ideal.tokens_per_s, default=None)
 

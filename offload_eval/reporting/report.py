@@ -9,7 +9,7 @@ from offload_eval.analysis.handoff import derive_hand_off
 from offload_eval.analysis.probes import current_probes
 from offload_eval.analysis.study import Study
 from offload_eval.core.capacity import CapacitySpec
-from offload_eval.core.experiment import Experiment, ModelSpec
+from offload_eval.core.experiment import ModelSpec
 from offload_eval.core.machine import Machine
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.calibration_table import render_calibrations
@@ -71,7 +71,7 @@ def render_report(study: Study) -> str:
         section(study.experiment.name, paragraph(study.experiment.question), render_evidence(everything), level=1),
         section(
             "Verdict",
-            _budget(study.experiment, has_cells=of_cells_too, has_runs=study.has_runs or not study.records),
+            _budget(study),
             render_verdict(study),
             *([section(BY_STRATEGY, render_cell_texts(study.experiment, of_cells), level=3)] if says_more else []),
         ),
@@ -181,19 +181,26 @@ def _model_name(model: ModelSpec) -> str:
     return path.name if path.is_absolute() else model.location
 
 
-def _budget(experiment: Experiment, *, has_cells: bool, has_runs: bool = True) -> str:
+def _budget(study: Study) -> str:
+    experiment = study.experiment
     budget, model = experiment.budget, experiment.model
-    enforced = "enforced during the run." if budget.enforce or not has_cells else "not enforced during the run."
-    enforced = enforced if has_runs else "nothing was run."
     weights = "counted from the model" if budget.weights_bytes is None else format_bytes(budget.weights_bytes)
     parts = [
         f"Model {code(_model_name(model))} in {model.dtype}, {model.weights} weights. ",
         f"Budget: {format_bytes(budget.device_bytes)} of device memory; weights {weights}, ",
         f"runtime {format_bytes(budget.runtime_bytes)}, reserve {format_bytes(budget.reserve_bytes)}; ",
         "" if budget.host_bytes is None else f"{format_bytes(budget.host_bytes)} of host memory for the cache; ",
-        enforced,
+        _enforced(study),
     ]
     return "".join(parts)
+
+
+def _enforced(study: Study) -> str:
+    if not study.has_runs and study.records:
+        return "nothing was run."
+    if study.experiment.budget.enforce or not has_cells(study):
+        return "enforced during the run."
+    return "enforced in the search, and not on cells." if study.limits else "not enforced during the run."
 
 
 def _findings(study: Study) -> str:

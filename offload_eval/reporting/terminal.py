@@ -27,15 +27,16 @@ from offload_eval.reporting.capacity_tables import (
 )
 from offload_eval.reporting.display import MISSING, one_line, show_count, show_ms, show_number
 from offload_eval.reporting.plain_columns import plain_columns
+from offload_eval.reporting.price_table import bounds_overview, comparison_line
 from offload_eval.reporting.sentences import EVIDENCE_WORDS
-from offload_eval.reporting.sourced import plain
+from offload_eval.reporting.sourced import Part, plain
 from offload_eval.reporting.strategy_tables import Column, format_columns
 from offload_eval.reporting.tables import strategy_frame
 from offload_eval.reporting.verdict_text import answer
 
 NAME_WIDTH: Final = 34
-_LENGTHS_WIDTH: Final = 28
-_STOP_WIDTH: Final = 24
+_LENGTHS_WIDTH: Final = 26
+_STOP_WIDTH: Final = 19
 MOST_ROWS: Final = 100
 SWAP_SIGN: Final = "*"
 SWAPPED: Final = "* swap was in use around the cell: its times are the disk's."
@@ -58,7 +59,7 @@ def render_terminal(study: Study) -> RenderableType:
     """
     if not study.records:
         return Text("Nothing has been recorded yet.")
-    parts: list[RenderableType] = [_bullets([plain(line) for line in answer(study.verdict)]), Text("")]
+    parts: list[RenderableType] = [_bullets([plain(line) for line in _answer(study)]), Text("")]
     if study.limits:
         capacity = study.experiment.capacity or CapacitySpec()
         parts.append(_limits_table(study.limits, has_objectives=capacity.has_objectives))
@@ -74,9 +75,17 @@ def render_terminal(study: Study) -> RenderableType:
     return Group(*parts, Text(_closing(study)))
 
 
+def _answer(study: Study) -> list[list[Part]]:
+    """The verdict's, and what bounds say of a card that is not here."""
+    situations = study.verdict.situations
+    at_one = comparison_line(study.prices, situations[0].lengths) if len(situations) == 1 else []
+    bounds = at_one or bounds_overview(study.prices)
+    return [*answer(study.verdict), *([bounds] if bounds else [])]
+
+
 def _limits_table(limits: Sequence[CapacityLimit], *, has_objectives: bool) -> Table:
     """One row for each strategy, under a row that names the lengths; it fits 100 columns."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("limits, in sessions", overflow="fold", max_width=_LENGTHS_WIDTH)
     under = ("under\nSLO",) if has_objectives else ()
     rungs = ("analytic", "traced") if are_traced(limits) else ("analytic", "traced", rung_run(limits))

@@ -6,7 +6,7 @@ from offload_eval.analysis.study import Study
 from offload_eval.core.verdict import Situation, Standing
 from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
-from offload_eval.reporting.price_table import comparison_line, price_line
+from offload_eval.reporting.price_table import bounds_overview, comparison_line, price_line
 from offload_eval.reporting.sourced import Part, markdown, telling_characters
 from offload_eval.reporting.verdict_text import overview, show_standing, situation_lines, situation_title
 
@@ -41,7 +41,7 @@ def render_verdict(study: Study) -> str:
     left_out = len(verdict.situations) - len(shown)
     blocks = [
         bullets(_notes(study)),
-        bullets([markdown(line, characters) for line in overview(verdict)]),
+        bullets([markdown(line, characters) for line in (*overview(verdict), bounds_overview(study.prices)) if line]),
         paragraph(READING),
         *(
             section(

@@ -38,7 +38,7 @@ def situation_lines(situation: Situation, verdict: Verdict) -> list[list[Part]]:
         _sessions_line(situation),
         _price_line(situation, verdict),
         _fidelity_line(situation),
-        *batch_lines(situation),
+        *batch_lines(situation, verdict),
     )
     return [line for line in lines if line]
 
