@@ -103,10 +103,10 @@ def _as_timed_line(found: Sequence[BatchBreakEven], verdict: Verdict) -> list[Pa
 
 
 def _needed_line(situation: Situation) -> list[Part]:
-    """How much longer a step may take where a strategy admits more sessions than the in-GPU cache: the most of any."""
+    """How much longer a step may take where a strategy without loss admits more sessions than the in-GPU cache."""
     in_gpu = situation.in_gpu_standing
     slower = {each.strategy for each in situation.break_evens if each.wins_from is None}
-    full = [each for each in situation.standings if each.strategy in slower and each.sessions]
+    full = [each for each in situation.standings if each.strategy in slower and each.sessions and each.is_lossless]
     most = max(full, key=lambda each: each.sessions or 0, default=None)
     ratio = None if most is None else situation.over_in_gpu(most)
     if most is None or in_gpu is None or ratio is None or ratio <= 1:

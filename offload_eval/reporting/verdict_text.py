@@ -200,7 +200,8 @@ def _family_part(family: Family, own: Sequence[Standing], situation: Situation) 
     host = ", by the arithmetic of host memory" if best.by_host_arithmetic else ""
     host = ", where host memory decides" if not host and best.ledger == "host" else host
     analytic = "" if best.analytic is None else f", against {best.analytic:,} by arithmetic"
-    words = f"{family} {show_standing(best)} under {best.strategy}{gained}{host}{analytic}"
+    loses = "" if best.is_lossless or family == "quantization" else ", which loses something"
+    words = f"{family} {show_standing(best)} under {best.strategy}{loses}{gained}{host}{analytic}"
     return [words, Source(best.session_run_ids)]
 
 
