@@ -309,7 +309,8 @@ class TestWhatIsNotKnown:
         half = [probe(DYNAMIC, 4), probe(DYNAMIC, 5, status="oom"), probe(DYNAMIC, 4, tpot_s=0.010)]
         said, study = self.said(*cells, *half, capacity=self.capacity())
         assert said[0] == (
-            f"Choose for most sessions, no SLO being stated: dynamic, 4 sessions{CHOSEN} more. Not known of streamed."
+            f"Choose for most sessions, no SLO being stated: dynamic, 4 sessions{CHOSEN} more. "
+            "Not known of streamed (not searched yet)."
         )
         assert "offload not known (streamed: not searched yet)" in said[2]
         assert "The search is not done: 1 limits are missing" in render_report(study).split("### ")[0]
@@ -328,7 +329,7 @@ class TestWhatIsNotKnown:
             *self.limits(), probe(DYNAMIC, 4, tpot_s=0.010), swapped, capacity=self.capacity(tpot_limit_s=0.0145)
         )
         assert "dynamic, 4 sessions" in said[0]
-        assert said[0].endswith("Not known of streamed.")
+        assert said[0].endswith("Not known of streamed.")  # its limit is known, its time is not
         assert "Timed only while the machine swapped, which counts for nothing: streamed." in said
 
     def test_an_in_gpu_cache_without_a_time_is_unknown_and_not_none(self):
@@ -354,6 +355,35 @@ class TestWhatIsNotKnown:
         _, study = self.said(records[0], crash, *records[2:], workloads=loads)
         assert study.verdict.break_evens == ()
         assert "200 + 157 tokens (the in-GPU cache being unknown)" in " ".join(map(plain, overview(study.verdict)))
+
+    def test_where_the_in_gpu_cache_ran_out_of_memory_the_break_even_says_so_and_names_the_record(self):
+        loads = tuple(make_workload(name=f"b1-{tokens}", batch_size=1, prompt_tokens=tokens) for tokens in (100, 200))
+        records = [make_record(spec=make_spec(kind, workload=load)) for kind in (DYNAMIC, STREAMED) for load in loads]
+        lost = make_failure("oom", DYNAMIC, spec=make_spec(DYNAMIC, workload=loads[1]))
+        lost = replace(lost, run_id=content_hash(lost.spec))
+        _, study = self.said(records[0], lost, *records[2:], workloads=loads)
+        (found,) = study.verdict.break_evens
+        assert (found.wins_from, found.without_in_gpu) == (357, (357,))
+        assert lost.run_id in found.run_ids
+        assert (
+            "at 357 tokens, the longest context, and not at 257; the in-GPU cache has no batch at 357 tokens; at best"
+            in plain(overview(study.verdict)[-1])
+        )
+
+    def test_an_output_that_differs_is_a_loss_whatever_the_kind(self):
+        roomy = tuple(
+            replace(
+                each,
+                prefill=PhaseSample(peak_allocated_bytes=1_020_000),
+                decode=PhaseSample(peak_allocated_bytes=1_018_000),
+            )
+            for each in make_trials(0.015)
+        )
+        said, study = self.said(make_record(), make_streamed(trials=roomy, fidelity=make_fidelity(0.5)))
+        assert choice_of(study, "sessions").strategy == "dynamic"
+        assert choice_of(study, "sessions").lossy == "streamed"
+        assert "offload 90 under streamed, which loses something" in " ".join(said)
+        assert re.search(r"speak against these numbers \([^)]*lossless_differs", render_report(study))
 
     def test_a_batch_past_the_host_budget_gives_nothing(self):
         budget, offloaded = make_budget(host_bytes=5 * 16_384), OffloadedSpec()

@@ -36,7 +36,11 @@ def batch_break_even(strategy: str, own: Sequence[TimedBatch], in_gpu: Sequence[
 
 
 def context_break_even(
-    strategy: str, by_lengths: Mapping[Lengths, BestBatches], *, is_searched: bool
+    strategy: str,
+    by_lengths: Mapping[Lengths, BestBatches],
+    *,
+    is_searched: bool,
+    none_run_ids: tuple[str, ...] = (),
 ) -> ContextBreakEven | None:
     """Holds the best batch of a strategy against that of the in-GPU cache, length by length.
 
@@ -44,6 +48,7 @@ def context_break_even(
         strategy: Its label.
         by_lengths: What both give at lengths that differ in the prompt alone.
         is_searched: Whether a search timed the batches, up to each limit.
+        none_run_ids: Records that show where one of them has no batch.
 
     Returns:
         None for fewer than two lengths, or where neither gives anything at any.
@@ -76,8 +81,9 @@ def context_break_even(
         wins_from=wins_from,
         best_ratio=None if best_at is None else ratios[best_at],
         best_at=best_at,
+        without_in_gpu=tuple(length for length in tokens if known[length][1] is None),
         is_searched=is_searched,
-        run_ids=tuple(batch.run_id for length in tokens for batch in known[length] if batch is not None),
+        run_ids=(*(each.run_id for length in tokens for each in known[length] if each is not None), *none_run_ids),
     )
 
 

@@ -9,6 +9,7 @@ from offload_eval.analysis.capacity import admitted_by_peak, admitted_by_trace, 
 from offload_eval.analysis.cells import mean_kl_nats, noise_floor_nats, ran_on_own_tokens
 from offload_eval.analysis.comparison import Counterparts
 from offload_eval.analysis.probes import exhausted, lengths_of, timed_batch
+from offload_eval.analysis.rules_fidelity import KL_ROUNDING_NATS
 from offload_eval.analysis.rules_outcomes import failure_reason, out_of_memory_words
 from offload_eval.bounds.host_ledger import is_held_to_host
 from offload_eval.core.capacity import CapacitySpec
@@ -131,6 +132,13 @@ def traced_cell_standing(traces: Sequence[RunRecord]) -> Standing:
         sessions=sessions,
         session_run_ids=() if largest is None else (largest.run_id,),
     )
+
+
+def keeps_output(strategy: StrategySpec, fidelity: Fidelity | None) -> bool:
+    """Whether a strategy loses nothing: by its kind, and where its output was compared up to the noise floor."""
+    if not strategy.lossless or fidelity is None or fidelity.noise_floor_nats is None:
+        return strategy.lossless
+    return fidelity.mean_kl_nats <= max(fidelity.noise_floor_nats, KL_ROUNDING_NATS)
 
 
 def find_fidelities(runs: Sequence[RunRecord]) -> Fidelities:

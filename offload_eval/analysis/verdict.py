@@ -11,6 +11,7 @@ from offload_eval.analysis.probes import current_cells, current_probes, lengths_
 from offload_eval.analysis.standings import (
     cell_standing,
     find_fidelities,
+    keeps_output,
     missing_standing,
     searched_standing,
     timed_within,
@@ -100,7 +101,7 @@ class _Evidence:
         standing = self._counted(lengths, strategy, basis)
         label = strategy.label
         fidelity = self._fidelities.get((lengths, label)) or self._fidelities.get((None, label))
-        return msgspec.structs.replace(standing, fidelity=fidelity)
+        return msgspec.structs.replace(standing, fidelity=fidelity, is_lossless=keeps_output(strategy, fidelity))
 
     def _counted(self, lengths: Lengths, strategy: StrategySpec, basis: Basis) -> Standing:
         label = strategy.label
@@ -158,6 +159,7 @@ def _over_contexts(situations: Sequence[Situation]) -> list[ContextBreakEven]:
     Lengths at which it is not known of both what they give are left out.
     """
     best: dict[tuple[_Way, str, bool], dict[Lengths, BestBatches]] = {}
+    none_run_ids: dict[tuple[_Way, str], list[str]] = {}
     for situation in situations:
         in_gpu, lengths = situation.in_gpu_standing, situation.lengths
         if in_gpu is None or situation.basis == "traces" or not _is_known(in_gpu):
@@ -167,9 +169,15 @@ def _over_contexts(situations: Sequence[Situation]) -> list[ContextBreakEven]:
             if each.family == "offload" and _is_known(each):
                 of_strategy = best.setdefault((way, each.strategy, situation.basis == "search"), {})
                 of_strategy[lengths] = (each.fastest, in_gpu.fastest)
+                lacking = [own for own in (each, in_gpu) if own.fastest is None]
+                none_run_ids.setdefault((way, each.strategy), []).extend(
+                    run_id for own in lacking for run_id in own.session_run_ids
+                )
     found = (
-        context_break_even(strategy, by_lengths, is_searched=is_searched)
-        for (_, strategy, is_searched), by_lengths in best.items()
+        context_break_even(
+            strategy, by_lengths, is_searched=is_searched, none_run_ids=tuple(none_run_ids[way, strategy])
+        )
+        for (way, strategy, is_searched), by_lengths in best.items()
     )
     return [each for each in found if each is not None]
 

@@ -38,7 +38,7 @@ class Standing(Strict, frozen=True, kw_only=True):
     strategy: str
     family: Family
     is_lossless: bool
-    """Whether its output has to equal the baseline's."""
+    """Whether its output has to equal the baseline's, and was not seen to differ by more than the noise floor."""
     evidence: Evidence | None = None
     """The rung of its figures; None where it has none."""
     reason: str = ""
@@ -130,6 +130,8 @@ class ContextBreakEven(Strict, frozen=True, kw_only=True):
     """None where at no length both have a batch."""
     best_at: int | None
     """The context length of `best_ratio`."""
+    without_in_gpu: tuple[int, ...] = ()
+    """Of `tokens`, those at which the in-GPU cache was seen to have no batch."""
     is_searched: bool = True
     """Whether batches up to each limit were timed. Otherwise it is of the batches that the experiment names."""
     run_ids: tuple[str, ...]

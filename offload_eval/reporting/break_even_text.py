@@ -37,19 +37,26 @@ def _context_line(found: ContextBreakEven, verdict: Verdict) -> list[Part]:
         where = f"at every one of {len(found.tokens)} contexts, {found.tokens[0]:,} to {found.tokens[-1]:,} tokens"
     else:
         below = max(tokens for tokens in found.tokens if tokens < found.wins_from)
-        where = f"from {found.wins_from:,} tokens on, up to {found.tokens[-1]:,}, and not at {below:,}"
+        from_there = f"from {found.wins_from:,} tokens on, up to {found.tokens[-1]:,}"
+        at_last = f"at {found.wins_from:,} tokens, the longest context"
+        where = f"{at_last if found.wins_from == found.tokens[-1] else from_there}, and not at {below:,}"
     best = "" if found.best_ratio is None else f"; at best {_best_of(found)}"
     words = f"{_as_timed(found)}: {found.strategy}{_way(found)} gives more tokens/s than the in-GPU cache {where}"
-    return [Lead("Break-even in context"), f"{words}{_under(verdict)}{best}", Source(found.run_ids), "."]
+    return [
+        Lead("Break-even in context"),
+        f"{words}{_under(verdict)}{_alone(found)}{best}",
+        Source(found.run_ids),
+        ".",
+    ]
 
 
 def _never_line(found: Sequence[ContextBreakEven], verdict: Verdict) -> list[Part]:
     line: list[Part] = [
         Lead("Break-even in context"),
-        f"{_as_timed(found[0])}: never, up to the longest context{_under(verdict)}, for",
+        f"{_as_timed(found[0])}: not at the longest context{_under(verdict)}, for",
     ]
     for number, each in enumerate(found):
-        best = "" if each.best_ratio is None else f"; at best {_best_of(each)}"
+        best = _alone(each) + ("" if each.best_ratio is None else f"; at best {_best_of(each)}")
         span = f" ({each.tokens[0]:,} to {each.tokens[-1]:,} tokens{best})"
         line += [f"{',' if number else ''} {each.strategy}{_way(each)}{span}", Source(each.run_ids)]
     return [*line, "."]
@@ -57,6 +64,12 @@ def _never_line(found: Sequence[ContextBreakEven], verdict: Verdict) -> list[Par
 
 def _as_timed(found: ContextBreakEven) -> str:
     return "" if found.is_searched else ", at the batches that ran and not at full ones"
+
+
+def _alone(found: ContextBreakEven) -> str:
+    if not found.without_in_gpu:
+        return ""
+    return f"; the in-GPU cache has no batch at {', '.join(f'{tokens:,}' for tokens in found.without_in_gpu)} tokens"
 
 
 def _best_of(found: ContextBreakEven) -> str:

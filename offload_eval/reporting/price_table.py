@@ -119,7 +119,7 @@ def comparison_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[Pa
 
 
 def bounds_overview(prices: Sequence[BoundedPrice]) -> list[Part]:
-    """Of offloading strategies the best without loss, and one with loss that gives more, over all lengths.
+    """Of offload without loss, of offload with loss and of quantization the best each, over all lengths.
 
     Returns:
         Ratios to the in-GPU cache at the bounds, as ranges; at a single combination of lengths, and where nothing can
@@ -132,16 +132,17 @@ def bounds_overview(prices: Sequence[BoundedPrice]) -> list[Part]:
     for group in groups.values():
         in_gpu = _most_tokens_per_s([price for price in group if price.family == "in-GPU"])
         for price in group if in_gpu is not None else []:
-            if price.family == "offload" and in_gpu is not None:
+            if price.family != "in-GPU" and in_gpu is not None:
                 pairs.setdefault(price.strategy, []).append((price, in_gpu))
-    lossless = _best_pairs([each for each in pairs.values() if each[0][0].is_lossless])
-    best = _best_pairs(list(pairs.values()))
-    if len(groups) < 2 or best is None:
+    kinds = [
+        _best_pairs([each for each in pairs.values() if (each[0][0].family, each[0][0].is_lossless) == kind])
+        for kind in (("offload", True), ("offload", False), ("quantization", False))
+    ]
+    shown = [each for each in kinds if each is not None]
+    if len(groups) < 2 or not shown:
         return []
     line: list[Part] = [Lead("At the bounds"), " of the profile, everything overlapping, against the in-GPU cache:"]
-    for number, own in enumerate([lossless, *([best] if best is not lossless else [])]):
-        if own is None:
-            continue
+    for number, own in enumerate(shown):
         loses = "" if own[0][0].is_lossless else ", which loses something,"
         tokens = _range([price.ideal.tokens_per_s / base.ideal.tokens_per_s for price, base in own])
         sessions = _range([price.sessions / base.sessions for price, base in own])

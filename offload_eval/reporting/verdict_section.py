@@ -8,7 +8,7 @@ from offload_eval.reporting.display import MISSING, show_count, show_ms, show_nu
 from offload_eval.reporting.markdown import Verbatim, bullets, code, paragraph, render_table, section
 from offload_eval.reporting.price_table import bounds_overview, comparison_line, price_line
 from offload_eval.reporting.sourced import Part, markdown, telling_characters
-from offload_eval.reporting.verdict_text import overview, show_standing, situation_lines, situation_title
+from offload_eval.reporting.verdict_text import elsewhere, overview, show_standing, situation_lines, situation_title
 
 MOST_SITUATIONS: Final = 12
 """Combinations of lengths that a verdict is written out for; report.json has all of them."""
@@ -60,7 +60,10 @@ def render_verdict(study: Study) -> str:
 def _notes(study: Study) -> list[str]:
     """What is not in the verdict, or not yet."""
     left_out, missing = study.verdict.num_left_out, study.num_missing_limits if study.limits else 0
+    weighty = [finding for finding in study.findings if finding.severity != "note"]
+    codes = ", ".join(dict.fromkeys(finding.code for finding in weighty))
     return [
+        *([f"Read the findings first: {len(weighty):,} speak against these numbers ({codes})."] if weighty else []),
         *([f"The search is not done: {missing:,} limits are missing, and not known below."] if missing else []),
         *(
             [f"{left_out:,} cells of another model, budget, version or machine than the last one are left out."]
@@ -102,7 +105,7 @@ def _row(standing: Standing, situation: Situation) -> list[str]:
         MISSING if fastest is None else show_number(fastest.tokens_per_s),
         MISSING if fastest is None else show_ms(fastest.tpot_s),
         MISSING if fastest is None else show_count(fastest.sessions),
-        MISSING if fidelity is None else show_number(fidelity.mean_kl_nats),
+        MISSING if fidelity is None else f"{show_number(fidelity.mean_kl_nats)}{elsewhere(standing, situation)}",
         _run_ids(standing),
     ]
 

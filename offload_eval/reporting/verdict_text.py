@@ -127,8 +127,14 @@ def _choice_line(choice: Choice, situation: Situation, verdict: Verdict) -> list
         line += [f". Where its loss is acceptable: {choice.lossy}, {value}", Source(choice.lossy_run_ids)]
         loss = next(each.fidelity for each in situation.standings if each.strategy == choice.lossy)
         line.append(" (its loss was not measured here)" if loss is None else "")
-    line.append(f". Not known of {', '.join(choice.unknown)}" if choice.unknown and choice.strategy else "")
+    if choice.unknown and choice.strategy:
+        line.append(f". Not known of {', '.join(_unknown(name, situation) for name in choice.unknown)}")
     return [*line, "."]
+
+
+def _unknown(name: str, situation: Situation) -> str:
+    reason = next(each.reason for each in situation.standings if each.strategy == name)
+    return f"{name} ({one_line(reason, _REASON_CHARACTERS).rstrip('.')})" if reason else name
 
 
 def _terms(basis: Basis, verdict: Verdict) -> str:
@@ -199,9 +205,10 @@ def _family_part(family: Family, own: Sequence[Standing], situation: Situation) 
     gained = "" if gain is None else f", {'at least ' if best.is_least else ''}{gain:.2f}x of in-GPU"
     host = ", by the arithmetic of host memory" if best.by_host_arithmetic else ""
     host = ", where host memory decides" if not host and best.ledger == "host" else host
+    within = "" if best.under_slo is None else f", {best.under_slo.sessions:,} of them within the objectives"
     analytic = "" if best.analytic is None else f", against {best.analytic:,} by arithmetic"
     loses = "" if best.is_lossless or family == "quantization" else ", which loses something"
-    words = f"{family} {show_standing(best)} under {best.strategy}{loses}{gained}{host}{analytic}"
+    words = f"{family} {show_standing(best)} under {best.strategy}{loses}{gained}{host}{within}{analytic}"
     return [words, Source(best.session_run_ids)]
 
 
@@ -248,7 +255,7 @@ def _fidelity_line(situation: Situation) -> list[Part]:
     line: list[Part] = [Lead("Output"), ": "]
     if equal:
         line += [
-            f"bit-equal under {', '.join(f'{each.strategy}{_elsewhere(each, situation)}' for each in equal)}",
+            f"bit-equal under {', '.join(f'{each.strategy}{elsewhere(each, situation)}' for each in equal)}",
             Source(tuple(each.fidelity.run_id for each in equal if each.fidelity)),
         ]
     for number, each in enumerate(others):
@@ -259,13 +266,14 @@ def _fidelity_line(situation: Situation) -> list[Part]:
         )
         line += [
             f"{'; ' if number or equal else ''}mean KL {show_number(found.mean_kl_nats, _DIGITS)} nats{floor}, top-1 "
-            f"{show_percent(found.top1_agreement_ratio)} under {each.strategy}{_elsewhere(each, situation)}",
+            f"{show_percent(found.top1_agreement_ratio)} under {each.strategy}{elsewhere(each, situation)}",
             Source((found.run_id,)),
         ]
     return [*line, "."]
 
 
-def _elsewhere(standing: Standing, situation: Situation) -> str:
+def elsewhere(standing: Standing, situation: Situation) -> str:
+    """Names the workload of a fidelity that is of other lengths; empty where it is of the same."""
     fidelity = standing.fidelity
     return "" if fidelity is None or fidelity.workload in situation.workloads else f" on {fidelity.workload}"
 
