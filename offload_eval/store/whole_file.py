@@ -21,8 +21,9 @@ def write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    finally:
+    except OSError:
         part.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 
