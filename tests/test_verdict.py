@@ -383,7 +383,7 @@ class TestWhatIsNotKnown:
         assert choice_of(study, "sessions").strategy == "dynamic"
         assert choice_of(study, "sessions").lossy == "streamed"
         assert "offload 90 under streamed, which loses something" in " ".join(said)
-        assert re.search(r"speak against these numbers \([^)]*lossless_differs", render_report(study))
+        assert re.search(r"Findings against these numbers, .*lossless_differs \(1\)", render_report(study))
 
     def test_a_batch_past_the_host_budget_gives_nothing(self):
         budget, offloaded = make_budget(host_bytes=5 * 16_384), OffloadedSpec()

@@ -1,5 +1,6 @@
 """The verdict at the top of a report: its sentences, each number with its records, and one table at each length."""
 
+from collections import Counter
 from typing import Final
 
 from offload_eval.analysis.study import Study
@@ -60,10 +61,10 @@ def render_verdict(study: Study) -> str:
 def _notes(study: Study) -> list[str]:
     """What is not in the verdict, or not yet."""
     left_out, missing = study.verdict.num_left_out, study.num_missing_limits if study.limits else 0
-    weighty = [finding for finding in study.findings if finding.severity != "note"]
-    codes = ", ".join(dict.fromkeys(finding.code for finding in weighty))
+    weighty = Counter(finding.code for finding in study.findings if finding.severity != "note")
+    codes = ", ".join(f"{name} ({count:,})" for name, count in weighty.items())
     return [
-        *([f"Read the findings first: {len(weighty):,} speak against these numbers ({codes})."] if weighty else []),
+        *([f"Findings against these numbers, to be read first: {codes}."] if weighty else []),
         *([f"The search is not done: {missing:,} limits are missing, and not known below."] if missing else []),
         *(
             [f"{left_out:,} cells of another model, budget, version or machine than the last one are left out."]
