@@ -56,13 +56,13 @@ from offload_eval.analysis.rank_test import _normal_p, holm, rank_sum_p, smalles
 from offload_eval.cli.app import app
 from offload_eval.core.comparison import RAISED, Change, RunComparison
 from offload_eval.core.experiment import CpuSpec, ModelSpec, StreamedSpec
-from offload_eval.core.gate import GateLimits, GateSpec, MetricLimit, StrategyGate
+from offload_eval.core.gate import GateLimits, GateLine, GateResult, GateSpec, MetricLimit, StrategyGate
 from offload_eval.core.machine import Accelerator
 from offload_eval.core.records import RunRecord, TrialSample
 from offload_eval.errors import InputError
 from offload_eval.reporting.compare_files import comparison_csv, comparison_json, gate_junit
 from offload_eval.reporting.compare_terminal import render_terminal_comparison
-from offload_eval.reporting.compare_text import render_comparison
+from offload_eval.reporting.compare_text import gate_headline, render_comparison
 from offload_eval.store.gate_file import load_gate
 from offload_eval.store.run_directory import RunDirectory
 
@@ -832,6 +832,20 @@ class TestGate:
         metrics = {metric.name for metric in (*VALUE_METRICS, *LIMIT_METRICS) if metric.lower_is_better is not None}
         metrics |= {metric.name for metric in (*TIMED_METRICS, *TRACED_PEAKS.values())} | {EQUAL_TOKENS}
         assert set(GateLimits.__struct_fields__) == metrics
+
+
+class TestGateHeadline:
+    @pytest.mark.parametrize(
+        ("outcomes_", "said"),
+        [
+            (["undecided"], "The gate judged nothing: 0 broken, 1 undecided, 0 kept."),
+            (["undecided", "kept"], "The gate is kept: 0 broken, 1 undecided, 1 kept."),
+            (["broken", "kept"], "The gate is broken: 1 broken, 0 undecided, 1 kept."),
+        ],
+    )
+    def test_a_gate_that_judged_nothing_is_not_called_kept(self, outcomes_: list[Any], said: str) -> None:
+        fields = dict.fromkeys(("workload", "strategy", "metric", "limit", "message"), "x")
+        assert gate_headline(GateResult(lines=tuple(GateLine(outcome=each, **fields) for each in outcomes_))) == said
 
 
 class TestGateFile:

@@ -177,6 +177,8 @@ def gate_headline(gate: GateResult) -> str:
     """Whether a gate holds, in one sentence."""
     outcomes = [line.outcome for line in gate.lines]
     counts = [f"{outcomes.count(outcome):,} {outcome}" for outcome in ("broken", "undecided", "kept")]
+    if outcomes and set(outcomes) == {"undecided"}:
+        return f"The gate judged nothing: {', '.join(counts)}."
     return f"The gate is {'broken' if gate.broken else 'kept'}: {', '.join(counts)}."
 
 
