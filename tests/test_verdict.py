@@ -205,6 +205,12 @@ class TestSearch:
         # streamed at 4 sessions: 4 * 157 / (0.5 + 156 * 0.014) = 234.0 tokens/s, less than 304.9.
         assert choice_of(study, "tokens_per_s").strategy == "dynamic"
 
+    def test_how_many_of_the_sessions_keep_them_is_said_where_not_all_do(self):
+        study = searched(tpot_limit_s=0.0145)
+        # streamed: 9 sessions, of which the 4 at 14 ms keep it; dynamic's 4 all do.
+        assert "offload 9 under streamed, 2.25x of in-GPU, 4 of them within the objectives, against" in words_of(study)
+        assert "in-GPU 4 under dynamic, against" in words_of(study)
+
     def test_a_strategy_that_never_keeps_them_is_named_and_not_chosen(self):
         study = searched(tpot_limit_s=0.012)
         assert "Never within TPOT at most 12 ms: streamed." in words_of(study)

@@ -205,7 +205,8 @@ def _family_part(family: Family, own: Sequence[Standing], situation: Situation) 
     gained = "" if gain is None else f", {'at least ' if best.is_least else ''}{gain:.2f}x of in-GPU"
     host = ", by the arithmetic of host memory" if best.by_host_arithmetic else ""
     host = ", where host memory decides" if not host and best.ledger == "host" else host
-    within = "" if best.under_slo is None else f", {best.under_slo.sessions:,} of them within the objectives"
+    kept = best.sessions if best.under_slo is None else best.under_slo.sessions
+    within = "" if kept == best.sessions else f", {kept:,} of them within the objectives"
     analytic = "" if best.analytic is None else f", against {best.analytic:,} by arithmetic"
     loses = "" if best.is_lossless or family == "quantization" else ", which loses something"
     words = f"{family} {show_standing(best)} under {best.strategy}{loses}{gained}{host}{within}{analytic}"
