@@ -10,7 +10,8 @@ from offload_eval.core.experiment import Experiment, compile_mode
 from offload_eval.core.factors import expand_workloads
 from offload_eval.core.records import RunRecord
 from offload_eval.reporting.markdown import Verbatim, bullets, code, escape, fence, render_table, section
-from offload_eval.reporting.method_columns import METHODS, RUN
+from offload_eval.reporting.method_columns import METHODS
+from offload_eval.reporting.method_type import RUN
 from offload_eval.reporting.sentences import EVIDENCE_WORDS
 
 GLOSSARY: Final = "Glossary: every column, its rung and its formula"
