@@ -352,6 +352,7 @@ class TestWhatIsNotKnown:
             said[0]
             == "Choose for most sessions, no SLO being stated: streamed, 9 sessions; the in-GPU cache has none."
         )
+        assert said[1].endswith("tokens/s at 9 sessions; the in-GPU cache has none.")
         assert "in-GPU 0 under dynamic" in said[2]
 
     def test_a_crash_is_no_break_even(self):

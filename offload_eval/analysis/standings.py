@@ -29,16 +29,17 @@ def family_of(strategy: StrategySpec) -> Family:
     return "quantization" if isinstance(strategy, QuantizedSpec) else "offload"
 
 
-def searched_standing(limit: CapacityLimit, probes: Sequence[RunRecord], capacity: CapacitySpec) -> Standing:
-    """Of a limit that ran: batches beyond it were timed against no budget, and count for nothing.
+def limit_standing(limit: CapacityLimit, probes: Sequence[RunRecord], capacity: CapacitySpec) -> Standing:
+    """Of a limit on its own rung; batches beyond it were timed against no budget, and count for nothing.
 
     Args:
-        limit: Of one strategy.
-        probes: Those of the same strategy and lengths.
+        limit: Of one strategy, as it ran or by trace.
+        probes: Those of the same strategy and lengths that ran; none of a limit by trace.
         capacity: States the objectives.
     """
-    of_times = [each for each in probes if each.spec.role == "time" and _batch(each) <= (limit.measured or 0)]
+    most = limit.sessions or 0
     is_past_host = limit.limiting_ledger == "host" and not is_held_to_host(limit.strategy)
+    kept = limit.under_slo
     standing = Standing(
         strategy=limit.label,
         family=family_of(limit.strategy),
@@ -47,32 +48,15 @@ def searched_standing(limit: CapacityLimit, probes: Sequence[RunRecord], capacit
         reason=limit.refusal or "",
         analytic=limit.analytic,
         traced=limit.traced,
-        sessions=limit.measured,
-        is_least=limit.measured is not None and not limit.is_exact,
+        sessions=limit.sessions,
+        is_least=limit.sessions is not None and not limit.is_exact,
         by_host_arithmetic=is_past_host and limit.at_limit is None and bool(limit.difference),
         ledger="host" if limit.limiting_ledger == "host" else None,
         session_run_ids=limit.limit_run_ids or limit.run_ids,
+        under_slo=None if kept is None or kept.swapped or kept.sessions > most else kept,
     )
-    under_slo = limit.under_slo if limit.under_slo is not None and not limit.under_slo.swapped else None
-    if under_slo is not None and under_slo.sessions > (limit.measured or 0):
-        under_slo = None
-    return _with_times(msgspec.structs.replace(standing, under_slo=under_slo), of_times, capacity)
-
-
-def traced_standing(limit: CapacityLimit) -> Standing:
-    """Of a limit that was only traced."""
-    return Standing(
-        strategy=limit.label,
-        family=family_of(limit.strategy),
-        is_lossless=limit.strategy.lossless,
-        evidence="traced",
-        reason=limit.refusal or "",
-        analytic=limit.analytic,
-        traced=limit.traced,
-        sessions=limit.traced,
-        is_least=limit.traced is not None and not limit.is_exact,
-        ledger="host" if limit.limiting_ledger == "host" else None,
-        session_run_ids=limit.limit_run_ids,
+    return _with_times(
+        standing, [each for each in probes if each.spec.role == "time" and _batch(each) <= most], capacity
     )
 
 
@@ -117,9 +101,7 @@ def cell_standing(runs: Sequence[RunRecord], traces: Sequence[RunRecord], capaci
 
 def traced_cell_standing(traces: Sequence[RunRecord]) -> Standing:
     """Of one strategy's traces, where no cell of the lengths ran."""
-    ended = [trace for trace in traces if trace.status == "ok"]
-    largest = max(ended, key=_batch, default=None)
-    first, sessions = traces[0], _traced_sessions(traces)
+    largest, first, sessions = _largest(traces), traces[0], _traced_sessions(traces)
     bound = analytic_bound(first)
     return Standing(
         strategy=first.spec.strategy.label,
@@ -182,9 +164,14 @@ def timed_within(
 
 def _traced_sessions(traces: Sequence[RunRecord]) -> int | None:
     """Extrapolated from the largest batch that was traced."""
-    largest = max((trace for trace in traces if trace.status == "ok"), key=_batch, default=None)
+    largest = _largest(traces)
     admitted = None if largest is None else admitted_by_trace(largest)
     return None if admitted is None else admitted.sessions
+
+
+def _largest(records: Sequence[RunRecord]) -> RunRecord | None:
+    """The largest batch that ended well."""
+    return max((record for record in records if record.status == "ok"), key=_batch, default=None)
 
 
 def _reason(ended: Sequence[RunRecord], runs: Sequence[RunRecord]) -> str:

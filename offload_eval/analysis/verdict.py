@@ -12,11 +12,10 @@ from offload_eval.analysis.standings import (
     cell_standing,
     find_fidelities,
     keeps_output,
+    limit_standing,
     missing_standing,
-    searched_standing,
     timed_within,
     traced_cell_standing,
-    traced_standing,
 )
 from offload_eval.core.capacity import CapacitySpec
 from offload_eval.core.experiment import Attention, Experiment, StrategySpec
@@ -110,11 +109,11 @@ class _Evidence:
         if basis == "search":
             if limit is None or limit.evidence == "traced":
                 return missing_standing(strategy, "not searched yet")
-            return searched_standing(limit, self._probes.get(lengths, {}).get(label, []), self.capacity)
+            return limit_standing(limit, self._probes.get(lengths, {}).get(label, []), self.capacity)
         if basis == "cells":
             return cell_standing(runs, traces, self.capacity) if runs else missing_standing(strategy, "not run yet")
         if limit is not None:
-            return traced_standing(limit)
+            return limit_standing(limit, (), self.capacity)
         return traced_cell_standing(traces) if traces else missing_standing(strategy, "not traced yet")
 
     def _break_evens(

@@ -11,7 +11,7 @@ from offload_eval.core.latency import Resource
 from offload_eval.core.limits import Lengths
 from offload_eval.core.price import BoundedPrice
 from offload_eval.reporting.capacity_tables import length_words
-from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number
+from offload_eval.reporting.display import MISSING, show_count, show_ms, show_number, show_sessions_of
 from offload_eval.reporting.markdown import Verbatim, bullets, code, render_table, section
 from offload_eval.reporting.sourced import Lead, Part, Source, plain
 from offload_eval.reporting.tables import COUNT, REAL, TEXT, typed_frame
@@ -62,9 +62,7 @@ def render_prices(prices: Sequence[BoundedPrice]) -> str:
     """A table for each combination of lengths, and what the bounds assume; empty without a price."""
     if not prices:
         return ""
-    groups: dict[Lengths, list[BoundedPrice]] = {}
-    for price in prices:
-        groups.setdefault(lengths_of(price.workload), []).append(price)
+    groups = _by_lengths(prices)
     tables = [
         section(
             f"Bounds: {length_words(lengths)}",
@@ -80,7 +78,7 @@ def render_prices(prices: Sequence[BoundedPrice]) -> str:
 
 def price_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[Part]:
     """The bounds of every strategy's best case at some lengths, in a sentence; empty without a price."""
-    own = [price for price in prices if lengths_of(price.workload) == lengths]
+    own = _by_lengths(prices).get(lengths, [])
     if not own:
         return []
     line: list[Part] = [
@@ -89,7 +87,7 @@ def price_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[Part]:
     ]
     for number, price in enumerate(own):
         tokens, tpot = show_number(price.ideal.tokens_per_s, _DIGITS), show_ms(price.ideal.tpot_s, _DIGITS)
-        sessions = f"{price.sessions:,} session{'' if price.sessions == 1 else 's'}"
+        sessions = show_sessions_of(price.sessions)
         words = f"{price.strategy} at most {tokens} tokens/s, a TPOT of at least {tpot} ms ({sessions})"
         line += [f"{'; ' if number else ''}{words}", Source((price.run_id,))]
     return [*line, "."]
@@ -100,7 +98,7 @@ def comparison_line(prices: Sequence[BoundedPrice], lengths: Lengths) -> list[Pa
 
     One that loses something has its own part, where it gives more than those that lose nothing.
     """
-    own = [price for price in prices if lengths_of(price.workload) == lengths]
+    own = _by_lengths(prices).get(lengths, [])
     in_gpu = _most_tokens_per_s([price for price in own if price.family == "in-GPU"])
     offloads = [price for price in own if price.family == "offload"]
     lossless = _most_tokens_per_s([price for price in offloads if price.is_lossless])
@@ -125,9 +123,7 @@ def bounds_overview(prices: Sequence[BoundedPrice]) -> list[Part]:
         Ratios to the in-GPU cache at the bounds, as ranges; at a single combination of lengths, and where nothing can
         be held against the in-GPU cache, none.
     """
-    groups: dict[Lengths, list[BoundedPrice]] = {}
-    for price in prices:
-        groups.setdefault(lengths_of(price.workload), []).append(price)
+    groups = _by_lengths(prices)
     pairs: dict[str, list[tuple[BoundedPrice, BoundedPrice]]] = {}
     for group in groups.values():
         in_gpu = _most_tokens_per_s([price for price in group if price.family == "in-GPU"])
@@ -154,6 +150,13 @@ def bounds_overview(prices: Sequence[BoundedPrice]) -> list[Part]:
     return [*line, "."]
 
 
+def _by_lengths(prices: Sequence[BoundedPrice]) -> dict[Lengths, list[BoundedPrice]]:
+    groups: dict[Lengths, list[BoundedPrice]] = {}
+    for price in prices:
+        groups.setdefault(lengths_of(price.workload), []).append(price)
+    return groups
+
+
 def _best_pairs(
     candidates: Sequence[list[tuple[BoundedPrice, BoundedPrice]]],
 ) -> list[tuple[BoundedPrice, BoundedPrice]] | None:
@@ -174,7 +177,7 @@ def _most_tokens_per_s(prices: Sequence[BoundedPrice]) -> BoundedPrice | None:
 
 def _tokens_words(price: BoundedPrice) -> str:
     tokens = show_number(price.ideal.tokens_per_s, _DIGITS)
-    return f"{tokens} tokens/s at {price.sessions:,} session{'' if price.sessions == 1 else 's'}"
+    return f"{tokens} tokens/s at {show_sessions_of(price.sessions)}"
 
 
 def _table(prices: Sequence[BoundedPrice]) -> str:

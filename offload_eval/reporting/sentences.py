@@ -25,7 +25,7 @@ from offload_eval.analysis.swap import is_swapped
 from offload_eval.core.experiment import Experiment
 from offload_eval.core.judgement import Comparison, Ledger
 from offload_eval.core.records import Evidence, RunRecord
-from offload_eval.reporting.display import mark_swapped, one_line, show_ms, show_number, show_percent
+from offload_eval.reporting.display import mark_swapped, one_line, show_ms, show_number, show_percent, show_sessions_of
 from offload_eval.reporting.markdown import bullets, section
 from offload_eval.reporting.sourced import Source, Sourced, markdown, telling_characters
 from offload_eval.units import format_bytes
@@ -167,7 +167,7 @@ def _ledger(record: RunRecord) -> Ledger | None:
 def _against(count: int | None, other_count: int | None, how: str, other: str) -> str | None:
     if count is None:
         return None
-    own = f"{count:,} session{'' if count == 1 else 's'} {how}"
+    own = f"{show_sessions_of(count)} {how}"
     return own if other_count is None else f"{own} against {other}{other_count:,}"
 
 
